@@ -1,0 +1,1 @@
+"""ReCoVer: pre-training that does not stop when hardware dies."""
