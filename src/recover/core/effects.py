@@ -105,7 +105,10 @@ class Regroup(Effect[bool]):
 
 @dataclass(frozen=True, slots=True)
 class Accumulate(Effect[None]):
-    """Run these microbatches and add their gradients to the local buckets."""
+    """Hand these microbatches to the training loop, which adds their gradients to the buckets.
+
+    May be answered before the last of them has run: ``NextBucket`` waits for its gradients.
+    """
 
     ids: Ids
     extra: bool
@@ -191,3 +194,22 @@ class Leave(Effect[None]):
     """This rank is no longer part of the job: write nothing, exit. Never returns."""
 
     reason: str
+
+
+AnyEffect = (
+    Detect
+    | Agree
+    | Shrink
+    | Reduce
+    | Census
+    | Regroup
+    | Accumulate
+    | NextBucket
+    | Snapshot
+    | Restore
+    | Discard
+    | Recovered
+    | Commit
+    | Leave
+)
+"""Every effect there is."""

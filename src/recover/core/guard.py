@@ -23,6 +23,7 @@ from recover.core.effects import (
 from recover.core.ledger import BucketLedger
 from recover.core.mesh import Mesh, Place
 from recover.core.workload import Share
+from recover.errors import RecoverError
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,7 @@ class Membership:
         return tuple(self.shares)
 
 
-class UnequalReplicas(Exception):
+class UnequalReplicas(RecoverError):
     """Replicas of the same shard disagree about what must be equal everywhere.
 
     Raised on every rank alike, since it is computed from an agreed census.
@@ -61,16 +62,22 @@ class UnequalReplicas(Exception):
 async def synchronise(ledger: BucketLedger, *, epoch: int, muted: bool) -> bool:
     """Reduce every bucket under one membership; return the agreed verdict.
 
-    Each bucket goes through the guarded all-reduce (Algorithm 2): snapshot, detect, reduce. After
-    the first sign of trouble this rank quiesces: nothing more is reduced, since all of it would be
-    rolled back. The closing agreement is the consensus (Algorithm 3) and the replica-consistency
-    gate (Section 4.4) in one: it runs over all ranks of all replicas.
+    Each bucket goes through the guarded all-reduce (Algorithm 2): snapshot, detect, reduce. What
+    this rank's own reduction did only decides how it votes next: the loop is left where a detection
+    says so, which is on the same bucket everywhere in the group. A rank that left by itself would
+    meet the others' detection of the next bucket with its closing agreement. After that nothing
+    more is reduced, since all of it would be rolled back. The closing agreement is the consensus
+    (Algorithm 3) and the replica-consistency gate (Section 4.4) in one: it runs over all ranks of
+    all replicas.
     """
     clean = True
-    while clean and (bucket := await NextBucket()) is not None:
+    while (bucket := await NextBucket()) is not None:  # ends: an iteration has so many buckets
         ledger.tag(bucket, epoch)
         await Snapshot(bucket)
-        clean = await Detect(clean, bucket) and await Reduce(bucket, muted)
+        clean = await Detect(clean, bucket)
+        if not clean:
+            break
+        clean = await Reduce(bucket, muted)
     return await Agree(clean)
 
 

@@ -1,9 +1,9 @@
-"""Algorithm 1: one iteration that commits exactly B microbatches under one membership. Layer: core.
+"""Algorithm 1: an iteration commits exactly B microbatches under one membership. Layer: core.
 
-:func:`iteration` is a straight line with one loop: accumulate, synchronise, and while the verdict is
-not clean: repair, adjust, restore, run what is missing, synchronise again. The extension of a policy
-boundary and the re-reduction after a promotion are the same path; they differ in whether anybody
-runs an extra microbatch.
+:func:`iteration` is a straight line with one loop: accumulate, synchronise, and while the verdict
+is not clean: repair, adjust, restore, run what is missing, synchronise again. The extension of a
+policy boundary and the re-reduction after a promotion are the same path; they differ in whether
+anybody runs an extra microbatch.
 """
 
 from collections.abc import Mapping
@@ -135,9 +135,9 @@ async def _recover(
 async def start(member: Member, state: JobState) -> JobState:
     """Agree on who is there, compare fingerprints, and copy the lowest replica's buckets to all.
 
-    The copy is a guarded reduction in which only the lowest survivor is not muted: adding nothing to
-    a value leaves it as it is, so no further primitive is needed and a death at any point is handled
-    by the same repair. Raises UnequalReplicas, on every rank alike.
+    The copy is a guarded reduction in which only the lowest survivor is not muted: adding nothing
+    to a value leaves it as it is, so no further primitive is needed and a death at any point is
+    handled by the same repair. Raises UnequalReplicas, on every rank alike.
     """
     await roll_call(member, _NOTHING)
     ledger = BucketLedger()

@@ -1,0 +1,233 @@
+"""The command line: run, train, demo, faults, doctor. Imports what a command needs, then."""
+
+import sys
+import time
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+
+from recover.core.mesh import Mesh
+from recover.errors import RecoverError
+from recover.train.config import TrainConfig
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Pre-training that does not stop when hardware dies.",
+)
+faults_app = typer.Typer(no_args_is_help=True, help="Make and check failure schedules.")
+app.add_typer(faults_app, name="faults")
+
+Replicas = Annotated[int, typer.Option(help="Model copies to start (W_init).")]
+Faults = Annotated[
+    Path | None, typer.Option(help="YAML schedule of failures to inject.", metavar="FILE")
+]
+Out = Annotated[Path | None, typer.Option(help="Run directory to create.", metavar="DIR")]
+
+
+@app.command(context_settings={"allow_interspersed_args": False, "ignore_unknown_options": True})
+def run(
+    script: Annotated[Path, typer.Argument(help="Python script that calls recover.init().")],
+    args: Annotated[list[str] | None, typer.Argument(help="Arguments of the script.")] = None,
+    replicas: Replicas = 2,
+    ranks_per_replica: Annotated[int, typer.Option(help="Ranks of one replica.")] = 1,
+    faults: Faults = None,
+    out: Out = None,
+) -> None:
+    """Run SCRIPT as a job that survives the death of its replicas."""
+    from recover.launch import LaunchSpec
+    from recover.launch import run as launch
+
+    with _one_sentence():
+        spec = LaunchSpec(
+            script=script,
+            args=tuple(args or ()),
+            replicas=replicas,
+            ranks_per_replica=ranks_per_replica,
+            out=out or _new_run(script.stem),
+            faults=_checked_faults(faults, Mesh(replicas, ranks_per_replica)),
+        )
+        status = launch(spec)
+    raise typer.Exit(status)
+
+
+Preset = StrEnum("Preset", ["tiny", "small"])
+Data = StrEnum("Data", ["exact", "stream"])
+Policy = StrEnum("Policy", ["static", "adaptive"])
+Restore = StrEnum("Restore", ["auto", "blocking", "non_blocking"])
+Dtype = StrEnum("Dtype", ["float32", "bfloat16"])
+Stack = StrEnum("Stack", ["plain", "ddp"])
+
+
+@app.command()
+def train(
+    replicas: Replicas = 4,
+    microbatches: Annotated[int, typer.Option(help="B, committed by every step.")] = 16,
+    steps: Annotated[int, typer.Option(help="Optimizer steps.")] = 30,
+    preset: Annotated[Preset, typer.Option(help="Model size.")] = Preset.tiny,
+    data: Annotated[
+        Data, typer.Option(help="Microbatches by global index, or one stream per replica.")
+    ] = Data.exact,
+    seed: Annotated[int, typer.Option(help="Fixes parameters and data.")] = 0,
+    policy: Annotated[
+        Policy, typer.Option(help="Keep B, or let it shrink (the strawman).")
+    ] = Policy.static,
+    restore: Annotated[
+        Restore, typer.Option(help="How in-place buckets are rewound.")
+    ] = Restore.auto,
+    dtype: Annotated[Dtype, typer.Option(help="Type of the parameters.")] = Dtype.float32,
+    stack: Annotated[
+        Stack, typer.Option(help="Plain module, or DistributedDataParallel.")
+    ] = Stack.plain,
+    in_place: Annotated[
+        bool, typer.Option("--in-place", help="Reduce in place, with snapshots.")
+    ] = False,
+    sequences: Annotated[int, typer.Option(help="Sequences in a microbatch.")] = 2,
+    learning_rate: Annotated[float, typer.Option(help="Peak learning rate.")] = 1e-3,
+    warmup: Annotated[int, typer.Option(help="Steps of linear warm-up.")] = 5,
+    clip_norm: Annotated[float, typer.Option(help="Largest global gradient norm.")] = 1.0,
+    bucket_mb: Annotated[float, typer.Option(help="Size of a gradient bucket in MiB.")] = 1.0,
+    text: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="Text file to train on, repeatable; default: Python's own.", metavar="FILE"
+        ),
+    ] = None,
+    faults: Faults = None,
+    out: Out = None,
+) -> None:
+    """Train the reference LLaMA-style model on real text."""
+    from recover.train.session import run_training
+
+    with _one_sentence():
+        config = TrainConfig(
+            replicas=replicas,
+            microbatches=microbatches,
+            steps=steps,
+            preset=str(preset),
+            data=str(data),
+            seed=seed,
+            policy=str(policy),
+            restore=str(restore),
+            dtype=str(dtype),
+            stack=str(stack),
+            in_place=in_place,
+            sequences=sequences,
+            learning_rate=learning_rate,
+            warmup=warmup,
+            clip_norm=clip_norm,
+            bucket_mb=bucket_mb,
+            text=tuple(str(file.absolute()) for file in text or ()),
+        )
+        schedule = _checked_faults(faults, Mesh(replicas))
+        status = run_training(config, out=out or _new_run("train"), faults=schedule)
+    raise typer.Exit(status)
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option(help="Directory for both runs.", metavar="DIR")] = Path(
+        "runs/demo"
+    ),
+) -> None:
+    """Train twice on real text, undisturbed and with replicas being killed, and compare."""
+    from recover.train.demo import run_demo
+
+    with _one_sentence():
+        status = run_demo(out)
+    raise typer.Exit(status)
+
+
+@faults_app.command()
+def generate(
+    replicas: Replicas = 4,
+    ranks_per_replica: Annotated[int, typer.Option(help="Ranks of one replica.")] = 1,
+    seed: Annotated[int, typer.Option(help="Same seed, same schedule.")] = 0,
+    count: Annotated[int, typer.Option(help="Failures, each of another replica.")] = 1,
+    first_step: Annotated[int, typer.Option(help="Earliest step.")] = 0,
+    last_step: Annotated[int, typer.Option(help="Latest step.")] = 29,
+    weights: Annotated[
+        str, typer.Option(help="Location weights, such as 'reduce=8,optimizer=1'.")
+    ] = "reduce=1",
+) -> None:
+    """Print a schedule: a pure function of the options."""
+    from recover.core import schedule
+    from recover.faults import dump, parse_weights
+
+    with _one_sentence():
+        made = schedule.generate(
+            Mesh(replicas, ranks_per_replica),
+            seed=seed,
+            count=count,
+            steps=range(first_step, last_step + 1),
+            weights=parse_weights(weights),
+        )
+        parameters: dict[str, object] = {
+            "replicas": replicas,
+            "ranks_per_replica": ranks_per_replica,
+            "seed": seed,
+            "count": count,
+            "steps": f"{first_step}..{last_step}",
+            "weights": weights,
+        }
+        print(dump(made, parameters), end="")
+
+
+@faults_app.command()
+def check(
+    file: Annotated[Path, typer.Argument(help="The schedule.")],
+    replicas: Replicas = 4,
+    ranks_per_replica: Annotated[int, typer.Option(help="Ranks of one replica.")] = 1,
+) -> None:
+    """Say what a schedule will do, or what is wrong with it."""
+    from recover.faults import explain, load
+
+    with _one_sentence():
+        mesh = Mesh(replicas, ranks_per_replica)
+        print(explain(load(file, mesh), mesh))
+
+
+@app.command()
+def doctor() -> None:
+    """Say whether this machine is able to run a job, and if not, what to do."""
+    from recover.launch.doctor import examine
+
+    checks = examine()
+    for found in checks:
+        print(f"{'ok  ' if found.ok else 'FAIL'} {found.name}: {found.detail}")
+        if not found.ok:
+            print(f"     {found.remedy}")
+    raise typer.Exit(0 if all(found.ok for found in checks) else 1)
+
+
+class _one_sentence:
+    """Turns a wrong setting into one sentence and exit status 2."""
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, ValueError | RecoverError):
+            _refuse(str(error))
+
+
+def _refuse(sentence: str) -> NoReturn:
+    print(f"recover: {sentence}", file=sys.stderr)
+    raise SystemExit(2)
+
+
+def _checked_faults(file: Path | None, mesh: Mesh) -> Path | None:
+    """Return ``file`` once it is known to be right."""
+    if file is None:
+        return None
+    from recover.faults import load
+
+    load(file, mesh)
+    return file.absolute()
+
+
+def _new_run(name: str) -> Path:
+    return Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
