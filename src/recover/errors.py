@@ -1,4 +1,4 @@
-"""The errors that leave the library. Layer: none (imported by all but the core)."""
+"""The errors that leave the library. Layer: none (imported by all, imports nothing)."""
 
 
 class RecoverError(Exception):

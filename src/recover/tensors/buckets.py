@@ -120,6 +120,11 @@ class GradientBuckets:
         return [slot for group in self._slots for slot in group]
 
     @property
+    def in_place(self) -> bool:
+        """Whether a reduction overwrites this rank's own gradient."""
+        return self._snapshots is not None
+
+    @property
     def layout(self) -> str:
         """Digest of sizes, shapes and types in order; equal on replicas of the same model."""
         text = [(tuple(s.parameter.shape), str(s.parameter.dtype)) for s in self.slots]
@@ -233,7 +238,9 @@ class GradientBuckets:
 
     def _watch_use(self) -> None:
         self._slot_of: dict[Tensor, Slot] = {slot.parameter: slot for slot in self.slots}
-        self._bucket_of: dict[Tensor, int] = {s.parameter: b for b, group in enumerate(self._slots) for s in group}
+        self._bucket_of: dict[Tensor, int] = {
+            s.parameter: b for b, group in enumerate(self._slots) for s in group
+        }
         for position, slot in enumerate(self.slots, start=_FIRST_USE):
 
             def note(_: Tensor, position: int = position) -> None:

@@ -11,7 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from recover.core.mesh import Place
-from recover.core.schedule import FaultSchedule, Location
+from recover.core.schedule import Fault, FaultSchedule, Location
+from recover.launch.board import Board
+from recover.mpi.transport import UlfmTransport
 
 _GATHER_DEADLINE_S = 5.0
 
@@ -24,8 +26,8 @@ class Injector:
     place: Place
     die: Callable[[str], None]
     """Ends this process; gets the reason."""
-    others_inside: Callable[[], bool] = lambda: True
-    """Whether all other living ranks are inside the collective that comes next."""
+    others_inside: Callable[[int], bool] = lambda bucket: True
+    """Whether all other ranks of the job are inside the all-reduce of a bucket."""
     step: int = field(default=0)
 
     def at(
@@ -39,8 +41,29 @@ class Injector:
         )
         if fault is None:
             return
-        if location is Location.REDUCE:
+        if bucket is not None:
             deadline = time.monotonic() + _GATHER_DEADLINE_S
-            while not self.others_inside() and time.monotonic() < deadline:
+            while not self.others_inside(bucket) and time.monotonic() < deadline:
                 time.sleep(0.0002)
-        self.die(f"fault schedule: step {self.step}, {location}")
+        self.die(delivered(fault))
+
+
+def delivered(fault: Fault) -> str:
+    """Return the reason that a rank notes when it dies by the schedule."""
+    return f"fault schedule: {fault}"
+
+
+def board_watch(board: Board, transport: UlfmTransport) -> Callable[[int], bool]:
+    """Return how an injector sees on the board that the others are inside an all-reduce."""
+    me = transport.mesh.world_rank(transport.place)
+
+    def others_inside(bucket: int) -> bool:
+        others = (rank for rank in transport.members if rank != me)
+        return all(board.read_other(rank).phase == inside(bucket) for rank in others)
+
+    return others_inside
+
+
+def inside(bucket: int) -> str:
+    """Return the phase that a rank shows while it is inside the all-reduce of a bucket."""
+    return f"collective reduce {bucket}"

@@ -17,6 +17,7 @@ from recover.core.policies import (
 from recover.errors import NotLaunchedError, RecoverError
 from recover.launch import rank
 from recover.mpi import transport as ulfm
+from recover.mpi.process_group import held_group, register
 
 _POLICIES = ("static", "adaptive")
 
@@ -64,8 +65,6 @@ class Job:
         The trainer repairs it inside a step: a collective in it that fails says so in its work and
         leaves this rank's own values in place.
         """
-        from recover.mpi.process_group import held_group
-
         return held_group(self.transport)
 
 
@@ -92,6 +91,7 @@ def init(*, microbatches: int, policy: str = "static", restore: str = "auto") ->
         )
     rules = Rules(_policy(policy, microbatches, context.mesh.replicas), _restore_choice(restore))
     transport = ulfm.current() or ulfm.join(context.mesh)
+    register()
     return Job(transport, rules, context.out, context.faults)
 
 

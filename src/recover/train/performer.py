@@ -27,8 +27,10 @@ from recover.core.schedule import Location
 from recover.launch import rank
 from recover.mpi import performer as mpi
 from recover.mpi.transport import UlfmTransport
-from recover.train.injection import Injector
+from recover.train.injection import Injector, inside
 from recover.train.stopwatch import Stopwatch
+
+_WAITS = (Detect, Reduce, Agree, Shrink, Census, Regroup)
 
 
 class Buckets(mpi.Buckets, Protocol):
@@ -58,6 +60,8 @@ class Performer:
         """Answer one effect and account for its time."""
         started_at = time.perf_counter()
         outcome = self._answer(effect)
+        if isinstance(effect, _WAITS):
+            self._beat("compute")  # a rank that is slow from here on waits for nobody
         self._watch.measure(effect, outcome, started_at)
         return outcome
 
@@ -116,7 +120,7 @@ class Performer:
     def _reduce(self, effect: Reduce) -> bool:
         # From here on this rank shows itself inside the collective: a rank that is to die in it
         # waits for that, and its own part never arrives.
-        self._beat(f"collective reduce {effect.bucket}")
+        self._beat(inside(effect.bucket))
         self._injector.at(Location.REDUCE, bucket=effect.bucket)
         done = bool(self._collective(effect))
         if done:

@@ -1,11 +1,6 @@
 """Turns what a job is and what a step did into its records. Layer: train."""
 
-import os
-from collections.abc import Mapping
-from pathlib import Path
-
 import torch
-import yaml
 
 from recover.core.data import ExactLedger
 from recover.core.effects import Facts
@@ -18,7 +13,13 @@ from recover.train.stopwatch import Stopwatch
 
 
 def step_record(
-    facts: Facts, totals: Totals, watch: Stopwatch, wall_s: float, time: float
+    facts: Facts,
+    totals: Totals,
+    watch: Stopwatch,
+    *,
+    wall_s: float,
+    time: float,
+    checksum: str | None,
 ) -> StepRecord:
     """Return the record of a committed step; the loss is the mean over its contributions."""
     contributions = facts.contributions
@@ -39,6 +40,7 @@ def step_record(
         sync_s=watch.sync_s,
         recovery_s=watch.recovery_s,
         time=time,
+        checksum=checksum,
     )
 
 
@@ -84,21 +86,3 @@ def run_settings(job: Job, state: JobState, until: int) -> dict[str, object]:
         "faults": None if job.faults is None else str(job.faults),
         "torch": str(torch.__version__),
     }
-
-
-def config_text(config: Mapping[str, object]) -> str:
-    """Return settings as YAML; raises ValueError for a value that YAML has no plain form of."""
-    plain = {k: list(v) if isinstance(v, tuple) else v for k, v in config.items()}
-    try:
-        return yaml.safe_dump(plain, sort_keys=True)
-    except yaml.YAMLError as problem:
-        raise ValueError(f"config holds something that is not plain data: {problem}") from None
-
-
-def write_config(out: Path, config: Mapping[str, object]) -> None:
-    """Write ``config.yaml``, whole or not at all, unless it is there."""
-    file = out / "config.yaml"
-    if not file.exists():
-        partial = out / f".config.{os.getpid()}"
-        partial.write_text(config_text(config), encoding="utf-8")
-        partial.replace(file)

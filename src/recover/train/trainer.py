@@ -30,13 +30,13 @@ from recover.errors import RecoverError
 from recover.faults import load
 from recover.launch import rank
 from recover.parallel.ddp import BackwardSignal
-from recover.records import RecordWriter, StepRecord
+from recover.records import RecordWriter, StepRecord, config_text, write_config
 from recover.tensors.buckets import GradientBuckets
 from recover.tensors.replication import ModelCopy
-from recover.train.injection import Injector
+from recover.train.injection import Injector, board_watch
 from recover.train.job import Job
 from recover.train.performer import Buckets, Performer
-from recover.train.report import config_text, event_records, run_settings, step_record, write_config
+from recover.train.report import event_records, run_settings, step_record
 from recover.train.source import Data, IndexedSource, StreamSource, source_of
 from recover.train.stopwatch import Stopwatch
 
@@ -96,20 +96,20 @@ class Trainer:
         self._started = True
         source = source_of(data)
         state = JobState(self.job.mesh.everyone(), source.ledger(self.job.replicas))
-        state = self._start(state)
+        state = self._start(state, until)
         self._config |= run_settings(self.job, state, until)
         while state.step < until:
             if self.job.replica == min(state.survivors):
                 write_config(self.job.out, self._config)
             _show_progress(state.step, until)
-            step: Step[M] = Step(self, state, source)
+            step: Step[M] = Step(self, state, source, last=state.step == until - 1)
             yield step
             state = step.result()
         self._finish(state, until)
 
-    def _start(self, state: JobState) -> JobState:
+    def _start(self, state: JobState, until: int) -> JobState:
         """Compare what must be equal and copy the lowest replica's model to the others."""
-        settings = (self.buckets.layout, repr(self.job.rules), type(state.data).__name__)
+        settings = (self.buckets.layout, self.job.rules, type(state.data).__name__, until)
         copy = ModelCopy((*self.model.parameters(), *self.model.buffers()))
         state = self._run(_member(self.job, repr(settings)), state, copy, ending=False)
         copy.adopt()
@@ -118,25 +118,37 @@ class Trainer:
     def _finish(self, state: JobState, until: int) -> None:
         """Agree that everybody is done and that all survivors hold the same parameters."""
         checksum = parameter_checksum(self.model)
-        self.writer.flush_final(state.survivors)
-        state = self._run(_member(self.job, checksum), state, self.buckets, ending=True)
-        self.writer.flush_final(state.survivors)
+        survivors: tuple[int, ...] = ()
+        while survivors != state.survivors:  # ends: each further round has lost a replica
+            survivors = state.survivors
+            self.writer.flush_final(survivors)
+            state = self._run(_member(self.job, checksum), state, self.buckets, ending=True)
         print(f"recover: finished step {until - 1}, parameters sha256 {checksum}", flush=True)
         rank.note_end("finished", f"parameters sha256 {checksum}", state.step)
 
     def _run(self, member: Member, state: JobState, buckets: Buckets, *, ending: bool) -> JobState:
         performer = Performer(self.job.transport, buckets, self.injector, Stopwatch())
         protocol = (finish if ending else start)(member, state)
-        return drive(protocol, lambda effect: performer.perform(cast(AnyEffect, effect)))
+
+        def perform(effect: object) -> object:
+            return performer.perform(cast(AnyEffect, effect))
+
+        return drive(protocol, perform)
 
 
 class Step(Generic[M]):
     """One iteration on this replica: iterate over it, ``backward`` each microbatch, ``commit``."""
 
     def __init__(
-        self, trainer: Trainer, state: JobState, source: IndexedSource | StreamSource
+        self,
+        trainer: Trainer,
+        state: JobState,
+        source: IndexedSource | StreamSource,
+        *,
+        last: bool,
     ) -> None:
         self.number = state.step
+        self._last = last
         self._trainer, self._source = trainer, source
         self._watch = Stopwatch()
         self._injector = trainer.injector
@@ -185,6 +197,7 @@ class Step(Generic[M]):
 
     def commit(self) -> StepRecord:
         """Step the optimizer with the agreed gradient and return the record of this step."""
+        self._require_backward()
         effect = self._advance()
         if not isinstance(effect, Commit):
             raise RecoverError(
@@ -200,7 +213,14 @@ class Step(Generic[M]):
         self._answer(None)
         self._source.committed(facts.plan[trainer.job.replica].ids)
         wall_s = self._watch.committed()
-        self._record = step_record(facts, totals, self._watch, wall_s, time.time())
+        self._record = step_record(
+            facts,
+            totals,
+            self._watch,
+            wall_s=wall_s,
+            time=time.time(),
+            checksum=parameter_checksum(trainer.model) if self._last else None,
+        )
         events = event_records(facts, self._watch, time.time())
         trainer.writer.commit(self._record, facts.survivors, events)
         return self._record
@@ -227,8 +247,8 @@ class Step(Generic[M]):
 
     def _complete(self, buckets: int) -> None:
         """Go on reducing from inside backward, as far as the first ``buckets`` buckets reach."""
-        if not self._trainer.job.transport.on_own_thread:
-            return  # autograd's own thread: everything is reduced after backward
+        if self._trainer.buckets.in_place or not self._trainer.job.transport.on_own_thread:
+            return  # DDP still reads the gradients, or this is autograd's thread: reduce afterwards
         while True:
             effect = cast(AnyEffect, self._driver.pending)
             ready = isinstance(effect, NextBucket) and self._performer.next_bucket < buckets
@@ -261,10 +281,13 @@ class Step(Generic[M]):
 
 
 def parameter_checksum(model: nn.Module) -> str:
-    """Return the SHA-256 of all parameters and buffers, byte for byte, in order."""
+    """Return the SHA-256 of all parameters, byte for byte, in order.
+
+    Buffers are left out: running statistics, such as batch norm's, are each replica's own.
+    """
     digest = hashlib.sha256()
-    for tensor in (*model.parameters(), *model.buffers()):
-        flat = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
+    for parameter in model.parameters():
+        flat = parameter.detach().cpu().contiguous().view(-1).view(torch.uint8)
         digest.update(flat.numpy().tobytes())
     return digest.hexdigest()
 
@@ -277,7 +300,11 @@ def _member(job: Job, told: str) -> Member:
 
 def _injector(job: Job) -> Injector:
     schedule = FaultSchedule(()) if job.faults is None else load(Path(job.faults), job.mesh)
-    return Injector(schedule, job.transport.place, lambda reason: rank.die("injected", reason))
+    injector = Injector(schedule, job.transport.place, lambda reason: rank.die("injected", reason))
+    slot = rank.board()
+    if slot is not None:
+        injector.others_inside = board_watch(slot, job.transport)
+    return injector
 
 
 def _show_progress(step: int, until: int) -> None:
