@@ -149,8 +149,8 @@ def test_a_run_reads_back(tmp_path: Path) -> None:
 
 
 def test_a_run_that_has_only_begun_has_no_steps(tmp_path: Path) -> None:
-    write_config(tmp_path / "new" / "run", CONFIG)
-    assert read_run(tmp_path / "new" / "run") == RunRecord(CONFIG, (), ())
+    write_config(tmp_path, CONFIG)
+    assert read_run(tmp_path) == RunRecord(CONFIG, (), ())
 
 
 @pytest.mark.parametrize(("name", "kept"), [("steps.jsonl", (2, 1)), ("events.jsonl", (3, 0))])

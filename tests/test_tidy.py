@@ -16,7 +16,7 @@ ALLOWED = {
     "sim": {"core"},
     "records": {"core"},
     "mpi": {"core"},
-    "launch": {"core", "mpi", "records"},
+    "launch": {"core", "mpi", "faults"},
     "tensors": {"core", "mpi"},
     "parallel": {"core", "mpi", "tensors"},
     "train": {"core", "mpi", "launch", "tensors", "parallel", "records", "faults"},

@@ -8,5 +8,10 @@ class RecoverError(Exception):
 class NotLaunchedError(RecoverError, SystemExit):
     """The script was started by hand.
 
-    Also a SystemExit, so that ``python script.py`` ends with the sentence and no traceback.
+    Also a SystemExit, so that ``python script.py`` ends with the sentence, status 1 and no
+    traceback.
     """
+
+    def __init__(self, sentence: str) -> None:
+        super().__init__(sentence)
+        self.code = f"recover: {sentence}"

@@ -146,6 +146,11 @@ def _counted(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
+def delivery(fault: Fault) -> str:
+    """Return the reason that a rank notes when it dies by this entry."""
+    return f"fault schedule: {fault}"
+
+
 def unreached(schedule: FaultSchedule, delivered: Collection[Fault]) -> list[Fault]:
     """Return the deaths that never happened, for the report at the end of a run."""
     return [fault for fault in schedule.faults if fault not in delivered]

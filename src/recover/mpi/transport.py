@@ -11,11 +11,12 @@ communicators, so that nobody is left inside a collective, and from then on vote
 data until the next shrink.
 
 *Fresh communicators.* Open MPI can crash when a communicator is revoked before every member has
-finished creating it. Each new communicator therefore carries one agreement before it is handed out.
+finished creating it. Before one is handed out, its members agree that they have it.
 
 Communicators of an old epoch are never freed: freeing is collective, and their members are dead.
 """
 
+import contextlib
 import os
 import threading
 from array import array
@@ -25,8 +26,9 @@ from enum import Enum
 
 import mpi4py
 
-# These settings take effect when the MPI module is imported.
-mpi4py.rc.thread_level = "serialized"
+# These settings take effect when the MPI module is imported. To import it must not start MPI: only
+# a rank of a job has a use for it, and an MPI that is never finalized leaves shared memory behind.
+mpi4py.rc.initialize = False
 mpi4py.rc.finalize = False
 
 from mpi4py import MPI
@@ -56,6 +58,14 @@ class ElementType(Enum):
         return int(self.value.Get_size())
 
 
+class Operation(Enum):
+    """How the members' elements are combined."""
+
+    SUM = MPI.SUM
+    MAX = MPI.MAX
+    MIN = MPI.MIN
+
+
 @dataclass(frozen=True, slots=True)
 class Span:
     """A contiguous run of elements in host memory."""
@@ -77,6 +87,7 @@ class Span:
 
 
 _FINGERPRINT = 0x7FFF
+_FT_SWITCH = "OMPI_MCA_mpi_ft_enable"  # set by `mpirun --with-ft ulfm`
 
 
 class UlfmTransport:
@@ -89,9 +100,10 @@ class UlfmTransport:
         self._thread = threading.get_ident()
         self._quiesced = False
         self._next: tuple[MPI.Intracomm, MPI.Intracomm] | None = None
+        self._everyone = world.Get_group()
         self._job = self._cross = world
-        if mesh.ranks_per_replica > 1:
-            self._cross = self._split_cross(world)
+        if mesh.ranks_per_replica > 1:  # a death here leaves it to the first repair
+            self.agree(self.regroup(mesh.everyone()))
 
     # --- state ---------------------------------------------------------------------------
 
@@ -106,6 +118,12 @@ class UlfmTransport:
         return self._quiesced
 
     @property
+    def members(self) -> tuple[int, ...]:
+        """World ranks of the job's current group, dead ones included, in order."""
+        group = self._job.Get_group()
+        return tuple(MPI.Group.Translate_ranks(group, range(group.Get_size()), self._everyone))
+
+    @property
     def cross_rank(self) -> int:
         """This rank's position in the current cross-replica group."""
         return int(self._cross.Get_rank())
@@ -114,6 +132,12 @@ class UlfmTransport:
     def cross_size(self) -> int:
         """Number of members of the current cross-replica group, dead ones included."""
         return int(self._cross.Get_size())
+
+    @property
+    def replicas(self) -> tuple[int, ...]:
+        """Replicas in the current cross-replica group, dead ones included."""
+        ranks = self._cross.Get_group().Translate_ranks(group=self._everyone)
+        return tuple(self.mesh.place(rank).replica for rank in ranks)
 
     def quiesce(self) -> None:
         """Stop data motion and vote False until the next shrink; release the others."""
@@ -158,13 +182,16 @@ class UlfmTransport:
 
     # --- outcomes that may differ between ranks ------------------------------------------
 
-    def reduce(self, send: Span | None, receive: Span) -> bool:
+    def reduce(
+        self, send: Span | None, receive: Span, operation: Operation = Operation.SUM
+    ) -> bool:
         """Sum over the cross-replica group into ``receive``; return whether it worked *here*.
 
         ``send`` None means that ``receive`` holds this rank's part and is reduced in place.
         """
         source = MPI.IN_PLACE if send is None else send.buffer()
-        return self._attempt(lambda: self._cross.Allreduce(source, receive.buffer(), MPI.SUM))
+        target, how = receive.buffer(), operation.value
+        return self._attempt(lambda: self._cross.Allreduce(source, target, how))
 
     def broadcast(self, span: Span, root: int) -> bool:
         """Copy ``span`` of cross rank ``root`` to the cross-replica group."""
@@ -192,22 +219,40 @@ class UlfmTransport:
         }
 
     def regroup(self, survivors: tuple[int, ...]) -> bool:
-        """Build communicators of the ranks of ``survivors``; the next agreement adopts them."""
+        """Build communicators of the ranks of ``survivors``; the next agreement adopts them.
+
+        Building may fail here and succeed there. So nothing waits on the new communicators before
+        that agreement, which runs over the old one and by ranks that have finished building.
+        """
         if self.mesh.ranks_per_replica == 1:
             return True
         member = self.place.replica in survivors
         key = self.mesh.world_rank(self.place)
 
         def build() -> None:
-            job = _intracomm(self._job.Split(0 if member else 1, key))
-            try:
-                job.Agree(1)
-                self._next = (job, self._split_cross(job))
-            except MPI.Exception:
-                _ignore_errors(job.Revoke)  # others may be inside the second split
-                raise
+            job = _intracomm(self._job.Split(1 if member else 0, key))
+            cross = _intracomm(self._job.Split(1 + self.place.shard if member else 0, key))
+            self._next = (job, cross)
 
         return self._attempt(build)
+
+    def check_sum(self) -> None:
+        """Sum what is known in advance; one exchange with everybody sets up all connections.
+
+        A death meanwhile is left to the first agreement of the job.
+        """
+        size, rank = self._job.Get_size(), self._job.Get_rank()
+        total = array("q", (rank + 1,))
+
+        def exchange() -> None:
+            self._job.alltoall([rank] * size)
+            self._job.Allreduce(MPI.IN_PLACE, total)
+
+        if self._attempt(exchange) and total[0] != size * (size + 1) // 2:
+            raise RecoverError(
+                f"MPI gave {total[0]} for a sum that is {size * (size + 1) // 2}: "
+                "a collective component of this Open MPI is broken; `recover doctor` tells more"
+            )
 
     # --- internals -----------------------------------------------------------------------
 
@@ -239,11 +284,6 @@ class UlfmTransport:
             return False
         return True
 
-    def _split_cross(self, job: MPI.Intracomm) -> MPI.Intracomm:
-        cross = _intracomm(job.Split(self.place.shard, self.place.replica))
-        cross.Agree(1)
-        return cross
-
 
 def _intracomm(group: MPI.Comm) -> MPI.Intracomm:
     """Make errors return instead of ending the job."""
@@ -253,10 +293,8 @@ def _intracomm(group: MPI.Comm) -> MPI.Intracomm:
 
 
 def _ignore_errors(call: Callable[[], None]) -> None:
-    try:
+    with contextlib.suppress(MPI.Exception):  # already revoked by somebody else
         call()
-    except MPI.Exception:
-        pass  # already revoked by somebody else
 
 
 _joined: list[UlfmTransport] = []
@@ -276,34 +314,20 @@ def join(mesh: Mesh) -> UlfmTransport:
 
     Raises RecoverError naming what is wrong.
     """
-    if os.environ.get("OMPI_MCA_mpi_ft_enable") not in ("1", "true"):
+    if os.environ.get(_FT_SWITCH) not in ("1", "true"):
         raise RecoverError(
             "fault tolerance (ULFM) is not active in this MPI job; start it with `recover run`, "
             "or with `mpirun --with-ft ulfm` of Open MPI 5"
         )
-    MPI.COMM_WORLD.Set_errhandler(MPI.ERRORS_RETURN)
-    world = _intracomm(MPI.COMM_WORLD.Dup())
+    if not MPI.Is_initialized():
+        MPI.Init_thread(MPI.THREAD_SERIALIZED)
+    world = _intracomm(MPI.COMM_WORLD)  # not a duplicate: a death inside Dup could hang the others
     if world.Get_size() != mesh.world_size:
         raise RecoverError(
             f"{mesh.replicas} replicas x {mesh.ranks_per_replica} ranks need {mesh.world_size} "
             f"processes, but {world.Get_size()} were started"
         )
-    _check_sum(world)
     transport = UlfmTransport(world, mesh)
+    transport.check_sum()
     _joined.append(transport)
     return transport
-
-
-def _check_sum(world: MPI.Intracomm) -> None:
-    """Sum what is known in advance; one exchange with everybody also sets up all connections."""
-    size, rank = world.Get_size(), world.Get_rank()
-    try:
-        world.alltoall([rank] * size)
-        total = world.allreduce(rank + 1)
-    except MPI.Exception:
-        return  # somebody died meanwhile: the first agreement of the job finds out
-    if total != size * (size + 1) // 2:
-        raise RecoverError(
-            f"MPI gave {total} for a sum that is {size * (size + 1) // 2}: "
-            "a collective component of this Open MPI is broken; `recover doctor` tells more"
-        )

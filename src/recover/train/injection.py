@@ -11,7 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from recover.core.mesh import Place
-from recover.core.schedule import Fault, FaultSchedule, Location
+from recover.core.schedule import FaultSchedule, Location
+from recover.faults import delivery
 from recover.launch.board import Board
 from recover.mpi.transport import UlfmTransport
 
@@ -45,12 +46,7 @@ class Injector:
             deadline = time.monotonic() + _GATHER_DEADLINE_S
             while not self.others_inside(bucket) and time.monotonic() < deadline:
                 time.sleep(0.0002)
-        self.die(delivered(fault))
-
-
-def delivered(fault: Fault) -> str:
-    """Return the reason that a rank notes when it dies by the schedule."""
-    return f"fault schedule: {fault}"
+        self.die(delivery(fault))
 
 
 def board_watch(board: Board, transport: UlfmTransport) -> Callable[[int], bool]:
