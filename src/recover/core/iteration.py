@@ -152,7 +152,11 @@ async def start(member: Member, state: JobState) -> JobState:
 
 
 async def finish(member: Member, state: JobState) -> JobState:
-    """Agree that everybody is done; whoever died after the last commit is left behind."""
+    """Agree that everybody is done; whoever died after the last commit is left behind.
+
+    Compares fingerprints, as :func:`start` does. Raises UnequalReplicas, on every rank alike.
+    """
+    await roll_call(member, _NOTHING)
     while not await Agree(True):
         state = await _shrunk(member, state)
     return state

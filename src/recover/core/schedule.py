@@ -29,7 +29,7 @@ class Location(StrEnum):
     DATA = "data"
     """Before this step's microbatches are there."""
     MICROBATCH = "microbatch"
-    """In the forward pass of a microbatch."""
+    """With a microbatch in hand, before its forward pass."""
     BACKWARD = "backward"
     """In a backward pass."""
     REDUCE = "reduce"

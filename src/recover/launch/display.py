@@ -65,7 +65,7 @@ def describe_event(record: Mapping[str, object]) -> str:
     """Return a recovery as one line for people; any field may be missing."""
     died = record.get("replicas")
     names = ", ".join(str(r) for r in died) if isinstance(died, list) and died else "?"
-    where = f" in {record['location']}" if record.get("location") else ""
+    where = f" (noticed in {record['location']})" if record.get("location") else ""
     extra = record.get("extra")
     again = sum(extra.values()) if isinstance(extra, dict) else 0
     more = f", {again} microbatches made up for" if again else ""

@@ -286,7 +286,11 @@ class ProcessGroupUlfm(dist.ProcessGroup):
     def allgather(  # type: ignore[override]
         self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: object = None
     ) -> WorkUlfm:
-        """Copy every member's input to all, in rank order."""
+        """Copy every member's input to all, in rank order.
+
+        Where that fails every output is this rank's own input, so that code which compares the
+        members, as DDP's constructor does, finds them equal and leaves the failure to the verdict.
+        """
 
         def move(places: list[Tensor], tensor: Tensor) -> _Move:
             if len(places) != self.size():
@@ -294,13 +298,16 @@ class ProcessGroupUlfm(dist.ProcessGroup):
             host = _on_host(tensor, tensor.dtype)
             rows = torch.empty((self.size(), *host.shape), dtype=host.dtype)  # (member, ...)
             span = _bytes(host)
+            for place in places:
+                place.copy_(tensor)
 
             def run() -> bool:
                 everything = Span(rows.data_ptr(), span.count * self.size(), span.type)
-                done = self._transport.gather(span, everything)
+                if not self._transport.gather(span, everything):
+                    return False
                 for place, row in zip(places, rows, strict=True):
                     place.copy_(row)
-                return done
+                return True
 
             return _Move(span, run)
 

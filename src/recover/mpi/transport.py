@@ -55,7 +55,16 @@ class ElementType(Enum):
     @property
     def size(self) -> int:
         """Bytes of one element."""
-        return int(self.value.Get_size())
+        return _BYTES[self]
+
+
+_BYTES = {
+    ElementType.FLOAT32: 4,
+    ElementType.FLOAT64: 8,
+    ElementType.INT64: 8,
+    ElementType.INT32: 4,
+    ElementType.BYTE: 1,
+}
 
 
 class Operation(Enum):
@@ -320,7 +329,8 @@ def join(mesh: Mesh) -> UlfmTransport:
             "or with `mpirun --with-ft ulfm` of Open MPI 5"
         )
     if not MPI.Is_initialized():
-        MPI.Init_thread(MPI.THREAD_SERIALIZED)
+        MPI.Init_thread(MPI.THREAD_SERIALIZED)  # "multiple" can deadlock inside a shrink (tcp)
+    _intracomm(MPI.COMM_SELF)  # where MPI reports the errors that concern no communicator
     world = _intracomm(MPI.COMM_WORLD)  # not a duplicate: a death inside Dup could hang the others
     if world.Get_size() != mesh.world_size:
         raise RecoverError(

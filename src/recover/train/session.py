@@ -38,9 +38,10 @@ class TrainDisplay:
     def __init__(self, config: TrainConfig, title: str) -> None:
         self._console = Console(soft_wrap=True)
         self._steps = config.steps
+        self._roles = ""
         self._progress = Progress(
             TextColumn("{task.description}"),
-            BarColumn(bar_width=20),
+            BarColumn(bar_width=10),
             MofNCompleteColumn(),
             TextColumn("{task.fields[state]}"),
             TimeElapsedColumn(),
@@ -60,7 +61,10 @@ class TrainDisplay:
 
     def on_step(self, record: Mapping[str, object]) -> None:
         """Move the bar; without a terminal, print a line now and then."""
-        state = describe_step(record)
+        roles, state = describe_roles(record), describe_step(record)
+        if roles != self._roles:
+            self._roles = roles
+            self._console.print(f"step {record['step']}: roles {roles}", highlight=False)
         done = int(str(record["step"])) + 1
         self._progress.update(self._task, completed=done, state=state)
         often = max(1, self._steps // 10)
@@ -85,14 +89,18 @@ class TrainDisplay:
 
 def describe_step(record: Mapping[str, object]) -> str:
     """Return a committed step in a few words."""
-    survivors, roles = record["survivors"], record["roles"]
+    survivors, wall_s = record["survivors"], float(str(record["wall_s"]))
     assert isinstance(survivors, list)
-    assert isinstance(roles, dict)
-    names = [str(role).replace("_", "-") for role in roles.values()]
-    counts = ", ".join(f"{names.count(n)} {n}" for n in dict.fromkeys(names))
-    wall_s = float(str(record["wall_s"]))
     rate = float(str(record["tokens"])) / wall_s if wall_s > 0 else 0.0
     return (
         f"loss {float(str(record['loss'])):.4f}  world {len(survivors)}  epoch {record['epoch']}  "
-        f"{counts}  {rate:,.0f} tokens/s"
+        f"{rate:,.0f} tokens/s"
     )
+
+
+def describe_roles(record: Mapping[str, object]) -> str:
+    """Return how many replicas play which role."""
+    roles = record["roles"]
+    assert isinstance(roles, dict)
+    names = [str(role).replace("_", "-") for role in roles.values()]
+    return ", ".join(f"{names.count(name)} {name}" for name in dict.fromkeys(names))

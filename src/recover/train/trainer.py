@@ -41,6 +41,7 @@ from recover.train.source import Data, IndexedSource, StreamSource, source_of
 from recover.train.stopwatch import Stopwatch
 
 M = TypeVar("M")
+_NO_STEP = -1
 
 
 class Trainer:
@@ -118,15 +119,18 @@ class Trainer:
     def _finish(self, state: JobState, until: int) -> None:
         """Agree that everybody is done and that all survivors hold the same parameters."""
         checksum = parameter_checksum(self.model)
-        survivors: tuple[int, ...] = ()
-        while survivors != state.survivors:  # ends: each further round has lost a replica
-            survivors = state.survivors
-            self.writer.flush_final(survivors)
+        flushed: tuple[int, ...] = ()
+        while True:  # ends: each further round has lost a replica, perhaps the one that writes
             state = self._run(_member(self.job, checksum), state, self.buckets, ending=True)
+            if state.survivors == flushed:
+                break
+            flushed = state.survivors
+            self.writer.flush_final(flushed)
         print(f"recover: finished step {until - 1}, parameters sha256 {checksum}", flush=True)
         rank.note_end("finished", f"parameters sha256 {checksum}", state.step)
 
     def _run(self, member: Member, state: JobState, buckets: Buckets, *, ending: bool) -> JobState:
+        self.injector.step = _NO_STEP  # what is scheduled for a step happens in that step
         performer = Performer(self.job.transport, buckets, self.injector, Stopwatch())
         protocol = (finish if ending else start)(member, state)
 
@@ -158,12 +162,18 @@ class Step(Generic[M]):
         )
         self._driver = Driver(iteration(trainer.job.member, trainer.job.rules, state))
         self._open: int | None = None  # the microbatch that backward is due for
+        self._halfway = False  # whether some but not all microbatches in hand were yielded
         self._record: StepRecord | None = None
         trainer.buckets.begin()
 
     def __iter__(self) -> Iterator[M]:
         """Yield this replica's microbatches; after a failure more of them may follow."""
         while isinstance(effect := self._advance(), Accumulate):
+            if self._halfway:
+                raise RecoverError(
+                    f"step {self.number}: its loop was left early and begun again, so microbatches "
+                    "would count twice; go through a step once, to its end"
+                )
             if effect.extra:
                 self._watch.extra_begins()
             for index, microbatch_id in enumerate(effect.ids):
@@ -172,7 +182,7 @@ class Step(Generic[M]):
                 self._trainer.signal.expect(self._complete if last and not effect.extra else None)
                 if last:
                     self._answer(None)
-                self._open = microbatch_id
+                self._open, self._halfway = microbatch_id, not last
                 yield microbatch
                 self._require_backward()
 
@@ -206,12 +216,11 @@ class Step(Generic[M]):
             )
         trainer, facts = self._trainer, effect.facts
         self._injector.at(Location.OPTIMIZER)
-        totals = trainer.buckets.publish(facts.divisor)
-        if trainer.clip_norm is not None:
-            nn.utils.clip_grad_norm_(trainer.model.parameters(), trainer.clip_norm)
+        totals = trainer.buckets.publish(facts.divisor, trainer.clip_norm)
         trainer.optimizer.step()
         self._answer(None)
-        self._source.committed(facts.plan[trainer.job.replica].ids)
+        mine = facts.plan[trainer.job.replica]
+        self._source.committed(mine.ids if mine.admitted else ())
         wall_s = self._watch.committed()
         self._record = step_record(
             facts,
@@ -262,15 +271,14 @@ class Step(Generic[M]):
         self._driver.answer(outcome)
 
     def _fetch(self, microbatch_id: int, index: int, *, extra: bool) -> M:
-        if extra:
-            self._injector.at(Location.EXTRA)
-        else:
-            self._injector.at(Location.DATA)
-            self._injector.at(Location.MICROBATCH, microbatch=index)
         slot = rank.board()
         if slot is not None:
             slot.beat("extra" if extra else "compute")
-        return cast(M, self._source.fetch(microbatch_id))
+        self._injector.at(Location.EXTRA if extra else Location.DATA)
+        microbatch = cast(M, self._source.fetch(microbatch_id))
+        if not extra:
+            self._injector.at(Location.MICROBATCH, microbatch=index)
+        return microbatch
 
     def _require_backward(self) -> None:
         if self._open is not None:
