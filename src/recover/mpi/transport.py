@@ -10,8 +10,9 @@ replica of one rank has one and the same communicator for both.
 communicators, so that nobody is left inside a collective, and from then on votes False and moves no
 data until the next shrink.
 
-*Fresh communicators.* Open MPI can crash when a communicator is revoked before every member has
-finished creating it. Before one is handed out, its members agree that they have it.
+*Fresh communicators.* Open MPI can crash when a communicator is revoked, or a member of it dies,
+before every member has finished creating it. So a shrink waits until deaths that come together have
+come to light, and before a new communicator is handed out its members agree that they have it.
 
 Communicators of an old epoch are never freed: freeing is collective, and their members are dead.
 """
@@ -19,6 +20,7 @@ Communicators of an old epoch are never freed: freeing is collective, and their 
 import contextlib
 import os
 import threading
+import time
 from array import array
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -96,6 +98,7 @@ class Span:
 
 
 _FINGERPRINT = 0x7FFF
+_SETTLE_S = 0.01
 _FT_SWITCH = "OMPI_MCA_mpi_ft_enable"  # set by `mpirun --with-ft ulfm`
 
 
@@ -179,6 +182,7 @@ class UlfmTransport:
         self._next = None
         self._quiesced = False
         while True:  # ends: every round that fails has lost a member
+            self._settle()
             try:
                 self._job = _intracomm(self._job.Shrink())
             except MPI.Exception:
@@ -264,6 +268,20 @@ class UlfmTransport:
             )
 
     # --- internals -----------------------------------------------------------------------
+
+    def _settle(self) -> None:
+        """Wait until no further death has come to light for a moment.
+
+        Deaths come in groups (a host, a power supply), and one that is noticed while a shrink
+        finishes its communicator can crash the survivors inside Open MPI.
+        """
+        known, since = -1, time.monotonic()
+        while time.monotonic() - since < _SETTLE_S:
+            MPI.COMM_SELF.Iprobe()  # lets MPI look at its connections
+            failed = self._job.Get_failed().Get_size()
+            if failed != known:
+                known, since = failed, time.monotonic()
+            time.sleep(_SETTLE_S / 20)
 
     def _vote(self, group: MPI.Intracomm, clean: bool, fingerprint: int) -> bool:
         """One fault-tolerant agreement: a bitwise and over (clean, fingerprint, its complement)."""

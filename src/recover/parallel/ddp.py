@@ -33,6 +33,7 @@ class BackwardSignal:
         self._buckets = buckets
         self._model = model if isinstance(model, DistributedDataParallel) else None
         self._on_complete: Callable[[int], None] | None = None
+        self._signalled = False
         self._missing: list[int] = []
         if self._model is not None:
             _require_ours(self._model, group())
@@ -53,22 +54,35 @@ class BackwardSignal:
         for slot in self._buckets.slots:
             sizes[self._buckets.bucket_of(slot.parameter)] += 1
         self._missing = sizes
+        if on_complete is not None and self._model.find_unused_parameters:
+            self._show_gradients()
+
+    def _show_gradients(self) -> None:
+        """Give a gradient of zeros to parameters that have none in ``param.grad``.
+
+        DDP remembers which parameters an earlier microbatch used and refuses to find no gradient
+        there, although the accumulator has it. It adds nothing, and does not count as use.
+        """
+        for slot in self._buckets.slots:
+            if slot.parameter.grad is None:
+                slot.parameter.grad = torch.zeros_like(slot.parameter)
 
     def after_backward(self) -> None:
         """Bring in what a backward pass left outside the accumulators, once."""
-        if self._on_complete is None:
-            self._buckets.collect()
-        else:  # the hook has collected it; DDP has put a copy back
+        if self._signalled:  # the hook has collected it; DDP has put a copy back
             self._buckets.rebind()
-            self._on_complete = None
+        else:  # accumulated only, or under the user's own `no_sync`
+            self._buckets.collect()
+        self._on_complete, self._signalled = None, False
 
     def _hook(self, state: object, bucket: GradBucket) -> Future[Tensor]:
-        assert self._on_complete is not None
-        for parameter in bucket.parameters():
-            self._buckets.collect_one(parameter)
-            self._missing[self._buckets.bucket_of(parameter)] -= 1
-        complete = next((b for b, n in enumerate(self._missing) if n), len(self._missing))
-        self._on_complete(complete)
+        if self._on_complete is not None:  # else a backward pass of the user's own
+            self._signalled = True
+            for parameter in bucket.parameters():
+                self._buckets.collect_one(parameter)
+                self._missing[self._buckets.bucket_of(parameter)] -= 1
+            complete = next((b for b, n in enumerate(self._missing) if n), len(self._missing))
+            self._on_complete(complete)
         future: Future[Tensor] = torch.futures.Future()
         future.set_result(bucket.buffer())
         return future

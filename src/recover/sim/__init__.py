@@ -10,9 +10,9 @@ the adversary may strike (kill, exclude, break the transport), then each member 
 that the performer contract in :mod:`recover.core.effects` allows. Nothing else happens in a world,
 so a run is a function of the job's :class:`~recover.sim.job.Job` and of the adversary's picks.
 
-Gradients are symbols: microbatch k contributes ``16**k``, so the hex digits of a reduced bucket name
-what is in it. A :class:`~recover.sim.checkers.Referee` watches from outside and shares no code with
-the core; it knows the truth about who is dead.
+Gradients are symbols: microbatch k contributes ``16**k``, so the hex digits of a reduced bucket
+name what is in it. A :class:`~recover.sim.checkers.Referee` watches from outside and shares no code
+with the core; it knows the truth about who is dead.
 
 Modules: ``gradients`` (symbols, bucket memory), ``moves`` (what an adversary may do, where),
 ``adversary`` (exhaustive, seeded, sparse, scripted), ``ranks`` and ``world`` (the virtual job),

@@ -2,12 +2,13 @@
 
 An adversary within its :class:`~recover.sim.moves.Budget` answers two questions: what to do at a
 point, and which ranks see a disturbed collective fail. All but the scripted one answer from one
-stream of numbers, the *picks*; pick 0 is always the quiet answer. The picks that are not 0, by their
-position, are enough to replay a run.
+stream of numbers, the *picks*; pick 0 is always the quiet answer. The picks that are not 0, by
+their position, are enough to replay a run.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 from random import Random
 from typing import Protocol
 
@@ -17,6 +18,7 @@ from recover.sim.moves import Budget, Move, Point
 
 Pick = Callable[[int], int]
 """Given n, return a number in 0..n-1."""
+_ANY = 1 << 30
 
 
 class Adversary(Protocol):
@@ -36,7 +38,7 @@ class Adversary(Protocol):
 class Picking:
     """An adversary made of a stream of picks."""
 
-    def __init__(self, pick: Pick, budget: Budget, *, every_subset_up_to: int = 62) -> None:
+    def __init__(self, pick: Pick, budget: Budget, *, every_subset_up_to: int = _ANY) -> None:
         self.budget = budget
         self._pick = pick
         self._every_subset_up_to = every_subset_up_to
@@ -47,18 +49,16 @@ class Picking:
         return moves[number - 1] if number else None
 
     def unlucky(self, point: Point, places: Sequence[Place], *, but_all: bool) -> frozenset[Place]:
-        """Take any subset that is allowed; in larger groups those of one, and of all but one."""
+        """Take any subset that is allowed; in larger groups one rank, all others, or all."""
         everybody = frozenset(places)
         if len(places) == 1:
             return everybody
         if len(places) <= self._every_subset_up_to:
             mask = 1 + self._pick(2 ** len(places) - 1 - but_all)
             return frozenset(place for i, place in enumerate(places) if mask >> i & 1)
-        number = self._pick(2 * len(places) + (not but_all))
-        if number == 2 * len(places):
-            return everybody
-        one = frozenset({places[number // 2]})
-        return everybody - one if number % 2 else one
+        one = frozenset(places[:1])
+        subsets = [one, everybody - one] + [everybody] * (not but_all)
+        return subsets[self._pick(len(subsets))]
 
 
 def quiet() -> Picking:
@@ -66,10 +66,13 @@ def quiet() -> Picking:
     return Picking(lambda _: 0, Budget())
 
 
-def sparse(picks: Mapping[int, int], budget: Budget) -> Picking:
+def sparse(
+    picks: Mapping[int, int], budget: Budget, *, every_subset_up_to: int | None = None
+) -> Picking:
     """Return an adversary that is quiet but for a few picks, given by position."""
-    position = iter(range(1 << 62))
-    return Picking(lambda n: picks.get(next(position), 0) % n, budget)
+    position = count()
+    subsets = _ANY if every_subset_up_to is None else every_subset_up_to
+    return Picking(lambda n: picks.get(next(position), 0) % n, budget, every_subset_up_to=subsets)
 
 
 class SeededPicks:

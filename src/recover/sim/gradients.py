@@ -65,8 +65,8 @@ class Reduced:
 class Memory:
     """The gradient buckets of one rank.
 
-    ``in_place``: a reduction overwrites the local gradient, snapshots are real copies. Otherwise the
-    result has memory of its own, and the local gradient is its own snapshot. A rewind on a side
+    ``in_place``: a reduction overwrites the local gradient, snapshots are real copies. Otherwise
+    the result has memory of its own, and the local gradient is its own snapshot. A rewind on a side
     stream is finished by the first backward pass after it; using a bucket earlier is a violation.
     """
 
@@ -135,6 +135,17 @@ class Memory:
         """Store the result of a reduction, None where it failed."""
         self._result[bucket] = gradient
         self._reduced[bucket] = (epoch, replicas)
+
+    def spoil(self) -> None:
+        """Make what was reduced undefined.
+
+        No survivor may rely on it once the membership has changed, and undefined is the worst that
+        it can be, so this leaves out no violation; many states become the same.
+        """
+        for bucket, done in enumerate(self._reduced):
+            if done is not None:
+                self._result[bucket] = None
+                self._reduced[bucket] = None
 
     def read(self) -> tuple[Reduced, ...]:
         """Return what the optimizer reads."""

@@ -35,9 +35,12 @@ class Job:
     data: str = "exact"
     restore: str = "auto"
     memory: str = "in_place"
+    """``spoiled``: in place, and a shrink makes undefined what was reduced before it."""
     gradients: str = "digits"
     start: int = 0
     """1: begin with the copy of the initial parameters."""
+    finish: int = 1
+    """1: end with the agreement that everybody is done."""
     kills: int = 0
     excludes: int = 0
     glitches: int = 0
@@ -62,7 +65,8 @@ class Job:
     @classmethod
     def parse(cls, text: str) -> "Job":
         """Read ``key=value`` pairs; raises ValueError."""
-        job, types = cls(), {f.name: type(f.default) for f in fields(cls)}
+        job = cls()
+        types = {f.name: int if isinstance(f.default, int) else str for f in fields(cls)}
         values: dict[str, Any] = {}
         for pair in text.split():
             key, _, value = pair.partition("=")
@@ -98,7 +102,7 @@ class Job:
 
     def memory_of(self, place: Place) -> Memory:
         """Return a rank's buckets, which hold its own initial parameters."""
-        memory = Memory(self.buckets, self.symbol(), in_place=self.memory == "in_place")
+        memory = Memory(self.buckets, self.symbol(), in_place=self.memory != "out_of_place")
         memory.load(self.symbol()(place.replica))
         return memory
 
@@ -113,7 +117,7 @@ _WORDS = {
     "policy": ("static", "adaptive"),
     "data": ("exact", "stream"),
     "restore": tuple(RestoreChoice),
-    "memory": ("in_place", "out_of_place"),
+    "memory": ("in_place", "out_of_place", "spoiled"),
     "gradients": ("digits", "counted"),
 }
 _ALWAYS = ("replicas", "microbatches")
@@ -130,7 +134,7 @@ def training(job: Job) -> Program[States]:
         while state.step < job.steps:
             state = await iteration(member, rules, state)
             states = (*states, state)
-        return (*states, await finish(member, state))
+        return (*states, await finish(member, state)) if job.finish else states
 
     return program
 
@@ -153,6 +157,7 @@ def play(
         observers=(referee, *observers),
         before_meeting=before_meeting,
         patience=_patience(job),
+        spoil=job.memory == "spoiled",
     )
     results = world.run()
     referee.close_run(results.keys())

@@ -88,10 +88,10 @@ Move = Kill | Exclude | Glitch
 class Budget:
     """What an adversary may do in a run. At least one replica is always left alone.
 
-    A death, like an exclusion, costs once per *replica*: a rank that lost a peer may die at any later
-    point for free, since it cannot do without. ``every_point`` adds moves that no survivor can tell
-    from others: deaths in local effects, and those inside a uniform collective. (Both look like a
-    death before the victim's next collective.)
+    A death, like an exclusion, costs once per *replica*: a rank that lost a peer may die at any
+    later point for free, since it cannot do without. ``every_point`` adds moves that no survivor
+    can tell from others: deaths in local effects, and those inside a uniform collective. (Both look
+    like a death before the victim's next collective.)
     """
 
     kills: int = 0

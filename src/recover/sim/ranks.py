@@ -3,15 +3,14 @@
 import inspect
 import types
 from collections.abc import Callable, Coroutine, Hashable
-from dataclasses import fields
 from enum import Enum
-from functools import cache
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 from recover.core.effects import Effect
-from recover.core.guard import Member
+from recover.core.guard import Member, UnequalReplicas
 from recover.core.mesh import Place
 from recover.sim.gradients import Memory, Violation
+from recover.sim.liveness import live
 
 T = TypeVar("T")
 
@@ -78,7 +77,8 @@ class VirtualRank(Generic[T]):
     def resume(self, outcome: object) -> Effect[Any] | None:
         """Run up to the next effect; None once the program has ended."""
         self._key = None
-        self._told = hash((self._told, freeze(outcome)))
+        census = tuple(outcome.items()) if isinstance(outcome, dict) else outcome
+        self._told = hash((self._told, census))
         if self.waits is not None:
             self.after, self.waits = type(self.waits), None
         try:
@@ -87,14 +87,12 @@ class VirtualRank(Generic[T]):
             self.status = Status.FINISHED
             self.result.append(stop.value)
             return None
-        except AssertionError as broken:
-            raise Violation(f"rank {self.place}: assertion failed: {broken}") from broken
-        except Violation:
-            raise
-        except Exception as error:
+        except UnequalReplicas as error:
             self.status = Status.RAISED
             self.error = error
             return None
+        except Exception as bug:
+            raise Violation(f"rank {self.place} fails: {bug!r}") from bug
         assert isinstance(effect, Effect), f"a program awaits effects only, not {effect!r}"
         return effect
 
@@ -133,20 +131,22 @@ class VirtualRank(Generic[T]):
         return (self._key, tuple([(g.epoch, g.members, g.revoked) for g in groups]))
 
 
-def freeze(value: object) -> Hashable:
+def freeze(value: Any) -> Hashable:
     """Return a hashable value that tells apart what a coroutine could tell apart.
 
-    A suspended coroutine is its instruction pointers and local variables, down the chain of
+    A suspended coroutine is its instruction pointers and live local variables, down the chain of
     coroutines that it awaits. State in a hidden iterator (``for ... in ...: await``) is not seen: a
     program under exhaustive search keeps what it knows in local variables.
     """
     kind = type(value)
     if kind in _PLAIN:
-        return value  # type: ignore[return-value]
+        return cast(Hashable, value)
     if kind is tuple or kind is list:
-        return tuple([freeze(item) for item in value])  # type: ignore[attr-defined]
+        return tuple([freeze(item) for item in value])
+    if kind is set:
+        return frozenset(map(freeze, value))
     if kind is dict:
-        return tuple([(freeze(k), freeze(v)) for k, v in value.items()])  # type: ignore[attr-defined]
+        return tuple([(freeze(key), freeze(item)) for key, item in value.items()])
     if inspect.iscoroutine(value):
         return _frames(value.cr_frame, value.cr_await)
     if inspect.isgenerator(value):
@@ -154,22 +154,19 @@ def freeze(value: object) -> Hashable:
     try:
         hash(value)  # a frozen value all through, or a thing of which there is only one
     except TypeError:
-        return (kind, *[freeze(getattr(value, name)) for name in _field_names(kind)])
+        return (kind, *[freeze(getattr(value, name)) for name in kind.__dataclass_fields__])
     if hasattr(value, "__dict__") and not callable(value) and not isinstance(value, Enum):
         return (kind, freeze(vars(value)))
-    return value
+    return cast(Hashable, value)
 
 
 _PLAIN = frozenset({int, bool, str, type(None), frozenset})
 
 
-@cache
-def _field_names(kind: type[Any]) -> tuple[str, ...]:
-    return tuple(field.name for field in fields(kind))
-
-
 def _frames(frame: types.FrameType | None, awaited: object) -> Hashable:
     if frame is None:
         return "ended"
+    names = live(frame.f_code, frame.f_lasti)
+    known = [(name, freeze(value)) for name, value in frame.f_locals.items() if name in names]
     below = None if isinstance(awaited, Effect) else freeze(awaited)
-    return (frame.f_code, frame.f_lasti, freeze(frame.f_locals), below)
+    return (frame.f_code, frame.f_lasti, tuple(known), below)

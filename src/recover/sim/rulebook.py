@@ -1,7 +1,7 @@
 """What should happen, computed a second time and differently. Layer: sim.
 
-Written from the paper (Section 4.3, Algorithms 6, 7, 8) one microbatch at a time, and independent of
-``recover.core.workload``: a mistake there should not be repeated here.
+Written from the paper (Section 4.3, Algorithms 6, 7, 8) one microbatch at a time, and independent
+of ``recover.core.workload``: a mistake there should not be repeated here.
 """
 
 from collections.abc import Iterable, Mapping

@@ -1,10 +1,11 @@
 """All schedules of a small job, and many seeds of larger ones. Layer: sim.
 
-Exhaustive search runs every sequence of picks, each from the start, since coroutines cannot be copied.
-A run is cut off where it reaches, with nothing decided yet, a state that an earlier run was in: what
-can follow is then explored already. A state is all that the future depends on: each rank's coroutine
-(its instruction pointers and local variables), its memory and groups, what the adversary has left, and
-what the referee knows. States never recur within a run, because epochs and steps only rise.
+Exhaustive search runs every sequence of picks, each from the start, since coroutines cannot be
+copied. A run is cut off where it reaches, with nothing decided yet, a state that an earlier run was
+in: what can follow is then explored already. A state is all that the future depends on: each rank's
+coroutine (its instruction pointers and local variables), its memory and groups, what the adversary
+has left, and what the referee knows. States never recur within a run, because epochs and steps only
+rise.
 """
 
 from collections.abc import Callable, Hashable, Sequence
@@ -45,9 +46,9 @@ def explore(
 ) -> Explored:
     """Run every schedule of ``job`` within its budget.
 
-    ``every_subset_up_to``: in larger groups, those that see a disturbed collective fail are one rank,
-    all but one, or all. ``merge`` False switches the cutting off off. Raises Violation with the
-    command that replays it.
+    ``every_subset_up_to``: in larger groups, those that see a disturbed collective fail are one
+    rank, all but one, or all. ``merge`` False switches the cutting off off. Raises Violation with
+    the command that replays it.
     """
     picks, seen, known = EveryPick(), set[int](), dict[object, Hashable]()
     adversary = Picking(picks, job.budget(), every_subset_up_to=every_subset_up_to)
@@ -74,7 +75,7 @@ def explore(
 
 
 def job_of_seed(seed: int) -> tuple[Job, Random, float]:
-    """Return the job that a seed stands for, its random numbers, and how often something happens."""
+    """Return the job that a seed stands for, its numbers, and how often something happens."""
     random = Random(seed)
     replicas, shards = random.choice((2, 3, 4, 5, 6, 8, 11)), random.choice((1, 1, 2, 3))
     steps = random.randrange(1, 5)
@@ -108,8 +109,9 @@ def run_seed(
 ) -> tuple[Job, dict[int, int]]:
     """Run a seed; return its job and the picks that made a difference.
 
-    The budget makes the two phases: while it lasts anything may happen, and when it is spent the job
-    has to finish within a bounded number of turns. Raises Violation with the commands that replay it.
+    The budget makes the two phases: while it lasts anything may happen, and when it is spent the
+    job has to finish within a bounded number of turns. Raises Violation with the commands that
+    replay it.
     """
     job, random, rate = job_of_seed(seed)
     picks = SeededPicks(random, rate)

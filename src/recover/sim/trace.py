@@ -34,7 +34,8 @@ class Trace(Observer):
         """Note what a rank does by itself."""
         match effect:
             case Accumulate(ids, extra):
-                text = f"run {len(ids)} {'extra ' if extra else ''}microbatch{'es'[: len(ids) != 1 and 2]}"
+                what = "extra microbatch" if extra else "microbatch"
+                text = f"run {len(ids)} {what}{'es' if len(ids) > 1 else ''}"
                 self._ids.setdefault(text, set()).update(ids)
                 self._do(text, rank)
             case Restore(buckets, mode) if buckets:
@@ -44,10 +45,10 @@ class Trace(Observer):
             case Discard():
                 self._do("discard the spare gradient", rank)
             case Recovered(recovery):
-                extra = _by_count(recovery.extra)
                 self._do(
                     f"plan: epoch {recovery.epoch}, lost replicas {spans(recovery.failed)}, "
-                    f"promote {spans(recovery.promoted)}, extra {extra}"
+                    f"promote {spans(recovery.promoted)}, "
+                    f"extra {_by_count(recovery.extra)}"
                     + (", policy boundary" if recovery.boundary else ""),
                     rank,
                 )

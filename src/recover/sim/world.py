@@ -1,19 +1,21 @@
 """The virtual job: where ranks meet, and what each one gets to see. Layer: sim.
 
-Ranks touch one another in collectives only, so it does not matter in which order they run in between:
-a run is a sequence of meetings. The two columns of different shards have no collective in common
-before the next one of the whole job, so their order does not matter either.
+Ranks touch one another in collectives only, so it does not matter in which order they run in
+between: a run is a sequence of meetings. The two columns of different shards have no collective in
+common before the next one of the whole job, so their order does not matter either.
 
 A meeting follows the performer contract of :mod:`recover.core.effects` at its worst:
 
 - uniform outcomes are what the contract says: True iff every member arrived and voted True;
-- a raw collective in which a member is missing fails everywhere; one in which a member died, or which
-  the transport broke, fails where the adversary says; where it fails the buffer is undefined, and
-  whoever sees it fail revokes its groups, so that later raw collectives in them fail too;
-- a rank that dies inside a shrink is a member of the new group;
+- a raw collective in which a member is missing fails everywhere; one in which a member died, or
+  which the transport broke, fails where the adversary says; where it fails the buffer is undefined,
+  and whoever sees it fail revokes its groups, so that later raw collectives in them fail too;
+- a rank that dies inside a shrink is a member of the new group; after a shrink there is no column
+  to meet in until an agreement has adopted those of a regroup;
 - an excluded rank's collectives fail, and its shrink says so.
 
-Members of a group that wait in different collectives, or for a rank that has finished, are violations.
+Members of a group that wait in different collectives, or for a rank that has finished, are
+violations.
 """
 
 from collections.abc import Callable, Hashable, Sequence
@@ -46,8 +48,10 @@ from recover.sim.strikes import Arsenal
 
 T = TypeVar("T")
 
-_COLLECTIVES = Detect | Agree | Shrink | Reduce | Census | Regroup
-_RAW = Reduce | Census | Regroup
+_COLLECTIVES = (Detect, Agree, Shrink, Reduce, Census, Regroup)
+_RAW = (Reduce, Census, Regroup)
+_IN_COLUMNS = (Detect, Reduce)
+_VOTES = (Detect, Agree)
 MakeMemory = Callable[[Place], Memory]
 
 
@@ -64,6 +68,7 @@ class World(Generic[T]):
         observers: Sequence[Observer] = (),
         before_meeting: Callable[["World[T]"], None] | None = None,
         patience: int = 10_000,
+        spoil: bool = False,
     ) -> None:
         self._mesh = mesh
         self._adversary = adversary
@@ -71,6 +76,7 @@ class World(Generic[T]):
         self._observers = tuple(observers)
         self._before_meeting = before_meeting
         self._patience = patience
+        self._spoil = spoil
         places = tuple(mesh.place(rank) for rank in range(mesh.world_size))
         job = Group(places, epoch=0)
         columns = _columns(places, epoch=0)
@@ -110,7 +116,7 @@ class World(Generic[T]):
         """Let one group meet."""
         meetings: dict[Group, list[VirtualRank[T]]] = {}
         for rank in waiting:
-            group = rank.cross if isinstance(rank.waits, Detect | Reduce) else rank.job
+            group = rank.cross if isinstance(rank.waits, _IN_COLUMNS) else rank.job
             if rank.excluded or (group.revoked and isinstance(rank.waits, _RAW)):
                 self._refuse(rank)
                 return
@@ -186,16 +192,17 @@ class World(Generic[T]):
     ) -> dict[Place, object]:
         effect = arrived[0].waits
         places = [rank.place for rank in arrived]
-        if isinstance(effect, Detect | Agree):
+        if isinstance(effect, _VOTES):
             verdict = whole and not any(_votes_no(rank.waits) for rank in arrived)
             if isinstance(effect, Agree):
                 self._adopt(arrived, verdict)
             return dict.fromkeys(places, verdict)
         if isinstance(effect, Shrink):
             job = Group(tuple(places), group.epoch + 1)
-            columns = _columns(job.members, job.epoch)
             for rank in arrived:
-                rank.job, rank.cross, rank.pending = job, columns[rank.place.shard], None
+                rank.job, rank.cross, rank.pending = job, Group((), job.epoch), None
+                if self._spoil:
+                    rank.memory.spoil()
             return dict.fromkeys(places, job.epoch)
         if isinstance(effect, Reduce):
             return self._reduced(group, arrived, failed)
@@ -358,7 +365,7 @@ def _alike(effect: Effect[Any] | None) -> object:
 
 
 def _votes_no(effect: Effect[Any] | None) -> bool:
-    return isinstance(effect, Detect | Agree) and not effect.clean
+    return isinstance(effect, _VOTES) and not effect.clean
 
 
 def _columns(places: tuple[Place, ...], epoch: int) -> dict[int, Group]:

@@ -60,6 +60,16 @@ class Slot:
             self.accumulated.add_(grad)
             self.bind()
 
+    def absorb(self) -> None:
+        """Do so while somebody else is still going to write to ``param.grad``.
+
+        That must not be the accumulator then, unless what is written is what it holds.
+        """
+        grad = self.parameter.grad
+        if grad is not None and grad is not self.accumulated:
+            self.accumulated.add_(grad)
+            self.parameter.grad = None
+
     def publish(self, *, used: bool) -> None:
         """Show the optimizer the reduced gradient, in the parameter's own type."""
         self.parameter.grad = self.reduced.to(self.parameter.dtype) if used else None
@@ -103,7 +113,8 @@ class GradientBuckets:
         self._results = (
             self._accumulators if in_place else [torch.zeros_like(a) for a in self._accumulators]
         )
-        self._losses: list[Tensor] = []
+        self._loss, self._tokens, self._losses = 0.0, 0, list[Tensor]()
+        self._used = [0] * len(trainable)
         self._snapshots = Snapshots(self._accumulators) if in_place else None
         self._slots = [self._place(group, b) for b, group in enumerate(groups)]
         self._ports = [_Port(a, r) for a, r in zip(self._accumulators, self._results, strict=True)]
@@ -159,8 +170,8 @@ class GradientBuckets:
             slot.collect()
 
     def collect_one(self, parameter: Tensor) -> None:
-        """Bring in one parameter's gradient."""
-        self._slot_of[parameter].collect()
+        """Bring in one parameter's gradient, to which its owner is still going to write."""
+        self._slot_of[parameter].absorb()
 
     def rebind(self) -> None:
         """Drop gradients outside the accumulators, because they have been collected."""
@@ -173,11 +184,13 @@ class GradientBuckets:
 
     def add_tokens(self, tokens: int) -> None:
         """Count the tokens of one microbatch."""
-        self._tally[_TOKENS] += tokens
+        self._tokens += tokens
 
     def discard(self) -> None:
         """Zero this rank's own gradient and tally."""
+        self._loss, self._tokens = 0.0, 0
         self._losses.clear()
+        self._used[:] = [0] * len(self._used)
         for accumulator in self._accumulators:
             accumulator.zero_()
 
@@ -186,8 +199,7 @@ class GradientBuckets:
     def snapshot(self, bucket: int) -> None:
         """Keep the pre-reduction state; out of place that state is never touched."""
         if bucket == len(self) - 1:
-            self._tally[_LOSS] += sum(float(loss) for loss in self._losses)
-            self._losses.clear()
+            self._fill_tally()
         if self._snapshots is not None:
             self._snapshots.keep(bucket)
 
@@ -212,10 +224,12 @@ class GradientBuckets:
         """Take the sum over from host memory."""
         self._ports[bucket].received()
 
-    def publish(self, divisor: int) -> Totals:
-        """Divide the sums by ``divisor`` and hand them to ``param.grad``; return the totals."""
-        for result in self._results[:-1]:
-            result.div_(divisor)
+    def publish(self, divisor: int, clip_norm: float | None = None) -> Totals:
+        """Divide the sums by ``divisor`` and hand them to ``param.grad``; return the totals.
+
+        With ``clip_norm``, scale them down first to at most that global norm.
+        """
+        self._scale(divisor, clip_norm)
         tally = self._results[-1].tolist()
         for slot, used in zip(self.slots, tally[_FIRST_USE:], strict=True):
             slot.publish(used=used > 0)
@@ -223,9 +237,26 @@ class GradientBuckets:
 
     # --- internals -----------------------------------------------------------------------
 
-    @property
-    def _tally(self) -> Tensor:
-        return self._accumulators[-1]
+    def _fill_tally(self) -> None:
+        """Write what was counted where the reduction finds it; tensors are slow to count in."""
+        self._loss += sum(float(loss) for loss in self._losses)
+        self._losses.clear()
+        counted = [self._loss, float(self._tokens), *map(float, self._used)]
+        self._accumulators[-1].copy_(torch.tensor(counted, dtype=torch.float64))
+
+    def _scale(self, divisor: int, clip_norm: float | None) -> None:
+        """Divide and clip in one pass over the gradient, and one more for its norm."""
+        results = self._results[:-1]
+        if clip_norm is None:
+            for result in results:
+                result.div_(divisor)
+            return
+        # One norm per parameter: over a whole bucket at once, fp32 loses four digits.
+        norms = [torch.linalg.vector_norm(slot.reduced) for slot in self.slots]
+        norm = torch.linalg.vector_norm(torch.stack(norms).double()) / divisor
+        factor = torch.clamp(clip_norm / (norm + 1e-6), max=1.0) / divisor
+        for result in results:
+            result.mul_(factor)
 
     def _place(self, group: Sequence[nn.Parameter], bucket: int) -> list[Slot]:
         slots, start = [], 0
@@ -241,10 +272,10 @@ class GradientBuckets:
         self._bucket_of: dict[Tensor, int] = {
             s.parameter: b for b, group in enumerate(self._slots) for s in group
         }
-        for position, slot in enumerate(self.slots, start=_FIRST_USE):
+        for position, slot in enumerate(self.slots):
 
             def note(_: Tensor, position: int = position) -> None:
-                self._tally[position] = 1
+                self._used[position] = 1
 
             slot.parameter.register_post_accumulate_grad_hook(note)  # type: ignore[no-untyped-call]
 

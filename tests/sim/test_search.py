@@ -1,0 +1,96 @@
+"""What the exhaustive search leaves out makes no difference."""
+
+import pytest
+
+from recover.sim.adversary import sparse
+from recover.sim.gradients import Violation
+from recover.sim.job import Job, parse_replay, play
+from recover.sim.liveness import live
+from recover.sim.search import explore, job_of_seed, run_seed
+from tests.sim.mutants import mutated, no_restore, stateless, trust_the_census
+
+
+def test_cutting_off_known_states_leaves_only_repetition_out() -> None:
+    job = Job.parse("replicas=2 microbatches=3 kills=1 glitches=1")
+    cut, whole = explore(job), explore(job, merge=False)
+    assert cut.schedules < whole.schedules == whole.finished
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["replicas=3 microbatches=6 buckets=1 kills=1", "replicas=2 microbatches=3 kills=1 steps=2"],
+)
+def test_a_broken_protocol_is_found_with_and_without_cutting_off(text: str) -> None:
+    job = Job.parse(text)
+    for merge in (True, False):
+        with pytest.raises(Violation, match="holds"):
+            explore(job, merge=merge, program=stateless(no_restore)(job))
+
+
+def test_undefined_after_a_shrink_finds_what_real_sums_find() -> None:
+    for memory in ("in_place", "spoiled"):
+        job = Job.parse(f"replicas=3 microbatches=6 kills=1 memory={memory}")
+        with pytest.raises(Violation, match="holds"):
+            explore(job, program=stateless(no_restore)(job))
+
+
+def test_moves_that_nobody_can_tell_apart_find_nothing_more() -> None:
+    """With them or not, the same broken protocol is caught, and the good one passes."""
+    for every_point in (0, 1):
+        job = Job.parse(f"replicas=3 microbatches=6 glitches=2 every_point={every_point}")
+        explore(job)
+        with pytest.raises(Violation, match="mismatched"):
+            explore(job, program=mutated(trust_the_census)(job))
+
+
+def test_a_failure_message_replays() -> None:
+    job = Job.parse("replicas=3 microbatches=6 kills=1")
+    program = stateless(no_restore)(job)
+    with pytest.raises(Violation) as caught:
+        explore(job, program=program)
+    rule, command = str(caught.value).splitlines()
+    again, picks = parse_replay(command.partition("--replay '")[2].partition("'")[0])
+    assert again == job
+    subsets = int(command.rpartition(" ")[2])
+    adversary = sparse(picks, job.budget(), every_subset_up_to=subsets)
+    with pytest.raises(Violation) as replayed:
+        play(job, adversary, program=program)
+    assert str(replayed.value) == rule
+
+
+def test_a_seed_is_a_job() -> None:
+    seed = next(s for s in range(1000) if run_seed(s)[1] and job_of_seed(s)[0].memory == "in_place")
+    job, picks = run_seed(seed)
+    assert picks
+    assert job == Job.parse(str(job))
+
+
+def test_a_failing_seed_names_itself_and_its_picks() -> None:
+    def first_failure() -> str:
+        for seed in range(1000):
+            try:
+                run_seed(seed, program=stateless(no_restore))
+            except Violation as broken:
+                assert f"replay: python -m recover.sim --seed {seed}\n" in str(broken)
+                return str(broken)
+        return "none"
+
+    message = first_failure()
+    job, picks = parse_replay(message.partition("--replay '")[2].partition("'")[0])
+    with pytest.raises(Violation, match="holds"):
+        play(job, sparse(picks, job.budget()), program=stateless(no_restore)(job))
+
+
+def _sample(first: int, second: int) -> int:
+    kept = first
+    while kept:
+        second = kept
+        kept -= second
+    return kept
+
+
+def test_liveness_knows_what_is_read_again() -> None:
+    code = _sample.__code__
+    assert live(code, 0) >= {"first"}
+    assert "second" not in live(code, 0)
+    assert live(code, 1) == {"first", "second", "kept"}, "an unknown offset: everything is live"
