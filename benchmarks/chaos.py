@@ -30,15 +30,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from benchmarks.chaos_checks import problems_of
+    from benchmarks.chaos_checks import problems_of, read
 else:  # a script finds its neighbours without the name of their directory
-    from chaos_checks import problems_of
+    from chaos_checks import problems_of, read
 
 SUBJECT = Path(__file__).with_name("chaos_subject.py")
-LOCATIONS = (
-    *("data", "microbatch", "backward", "reduce", "reduce", "consensus"),
-    *("repair", "restore", "extra", "optimizer"),
-)
+ANYWHERE = ("data", "microbatch", "backward", "reduce", "reduce", "consensus", "optimizer")
+AFTER_ANOTHER = (*ANYWHERE, *("repair", "restore", "extra") * 2)
 STEPS = 24
 START_DEADLINE_S, RUN_DEADLINE_S = 180.0, 300.0
 
@@ -73,11 +71,12 @@ def draw(seed: int) -> Plan:
     replicas = dice.randint(3, 5)
     victims = dice.sample(range(replicas), dice.randint(1, replicas - 1))
     scheduled = victims[: dice.randint(0, len(victims))]
-    together = dice.randrange(STEPS)
-    faults = []
+    faults: list[tuple[int, int, str]] = []
     for replica in scheduled:
-        step = together if dice.random() < 0.5 else dice.randrange(STEPS)
-        faults.append((step, replica, dice.choice(LOCATIONS)))
+        if faults and dice.random() < 0.6:
+            faults.append((dice.choice(faults)[0], replica, dice.choice(AFTER_ANOTHER)))
+        else:
+            faults.append((dice.randrange(STEPS), replica, dice.choice(ANYWHERE)))
     shots = [
         (dice.randrange(STEPS - 1), replica, dice.uniform(0.0, 0.05))
         for replica in victims[len(scheduled) :]
@@ -193,7 +192,9 @@ def one(seed: int, keep: Path | None) -> tuple[list[str], float]:
         problems += problems_of(place, asdict(plan))
     except (OSError, ValueError, KeyError) as error:
         problems.append(f"unreadable: {type(error).__name__}: {error}")
-    print(f"{seed:6d} {'FAIL' if problems else 'ok  '} {took_s:5.1f} s | {plan}", flush=True)
+    word, planned = "FAIL" if problems else "ok  ", len(plan.faults) + len(plan.shots)
+    died = f"{plan.replicas - left(place)} of {planned} died"
+    print(f"{seed:6d} {word} {took_s:5.1f} s | {died} | {plan}", flush=True)
     if problems:
         again = [sys.executable, sys.argv[0], "--runs", "1", "--seed", str(seed)]
         print("".join(f"         {problem}\n" for problem in problems[:10]) + said[-2000:])
@@ -202,6 +203,12 @@ def one(seed: int, keep: Path | None) -> tuple[list[str], float]:
             shutil.copytree(place, keep / place.name)
     shutil.rmtree(place)
     return problems, took_s
+
+
+def left(place: Path) -> int:
+    """Return how many replicas the last step on record has."""
+    steps = read(place / "run" / "steps.jsonl")
+    return len(steps[-1]["survivors"]) if steps else 0
 
 
 def earlier(file: Path | None) -> dict[int, list[str]]:

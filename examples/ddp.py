@@ -20,7 +20,8 @@ class Lines(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the mean squared error on inputs x, (rows, 8)."""
-        return (self.layers(x) - x.sin().sum(1, keepdim=True)).square().mean()
+        error: Tensor = self.layers(x) - x.sin().sum(1, keepdim=True)  # (rows, 1)
+        return error.square().mean()
 
 
 class Points:

@@ -38,6 +38,12 @@ class _Book:
         self.promoted = False
         self.facts: Facts | None = None
 
+    def key(self) -> Hashable:
+        """Return what is known; G and the planned loads follow from the replicas."""
+        facts = None if self.facts is None else freeze(self.facts)
+        loads, extra = tuple(self.loads.items()), tuple(self.extra.items())
+        return (tuple(self.planned), loads, extra, self.promoted, facts)
+
 
 class Referee(Observer):
     """Raises Violation as soon as a rule is broken."""
@@ -56,8 +62,9 @@ class Referee(Observer):
 
     def key(self) -> Hashable:
         """Return the referee's knowledge."""
-        fixed = ("_rules", "_shards", "_exact", "_symbol")
-        return freeze({k: v for k, v in vars(self).items() if k not in fixed})
+        books = tuple([(step, book.key()) for step, book in self._books.items()])
+        truth = (self._struck, self._gone, self._committed)
+        return (truth, books, self._recovery, tuple(self._ran.items()))
 
     def struck(self, point: Point, move: Move) -> None:
         """Note the truth."""

@@ -5,7 +5,7 @@ how often microbatch k is in it. The ``counted`` form keeps numbers short in lon
 bits count the microbatches, the lower ones are a fingerprint of which they are.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 
 from recover.core.policies import RestoreMode
@@ -154,6 +154,12 @@ class Memory:
             Reduced(gradient, *(done or (None, ())))
             for gradient, done in zip(self._result, self._reduced, strict=True)
         )
+
+    def key(self) -> Hashable:
+        """Return a value that tells apart what later use could tell apart."""
+        result = None if self._in_place else tuple(self._result)
+        kept = (tuple(self._snapshots), tuple(self._reduced), self._rewinding, self._next)
+        return (tuple(self._held), result, kept)
 
     def _start_over(self) -> None:
         self._next = 0

@@ -56,6 +56,8 @@ class VirtualRank(Generic[T]):
         self.cross = cross
         self.status = Status.RUNNING
         self.excluded = False
+        self.live = True
+        """Whether the others wait for this rank."""
         self.step = 0
         self.waits: Effect[Any] | None = None
         """The collective that this rank waits in."""
@@ -68,11 +70,6 @@ class VirtualRank(Generic[T]):
         self._coroutine = program(member)
         self._key: int | None = None
         self._told = 0
-
-    @property
-    def live(self) -> bool:
-        """Whether the others wait for this rank."""
-        return self.status in (Status.RUNNING, Status.FINISHED) and not self.excluded
 
     def resume(self, outcome: object) -> Effect[Any] | None:
         """Run up to the next effect; None once the program has ended."""
@@ -88,7 +85,7 @@ class VirtualRank(Generic[T]):
             self.result.append(stop.value)
             return None
         except UnequalReplicas as error:
-            self.status = Status.RAISED
+            self.status, self.live = Status.RAISED, False
             self.error = error
             return None
         except Exception as bug:
@@ -98,7 +95,7 @@ class VirtualRank(Generic[T]):
 
     def end(self, status: Status) -> None:
         """Stop running."""
-        self.status = status
+        self.status, self.live = status, False
         self.waits = None
         self._key = None
         self._coroutine.close()
@@ -109,7 +106,7 @@ class VirtualRank(Generic[T]):
 
     def exclude(self) -> None:
         """Be taken for dead."""
-        self.excluded = True
+        self.excluded, self.live = True, False
         self._key = None
 
     def key(self, known: dict[object, Hashable]) -> Hashable:
@@ -124,9 +121,7 @@ class VirtualRank(Generic[T]):
             state = known.get(told)
             if state is None:
                 state = known[told] = hash(freeze(self._coroutine))
-            self._key = hash(
-                (state, self.excluded, self.step, self.after, freeze(vars(self.memory)))
-            )
+            self._key = hash((state, self.excluded, self.step, self.after, self.memory.key()))
         groups = (self.job, self.cross, *(self.pending or ()))
         return (self._key, tuple([(g.epoch, g.members, g.revoked) for g in groups]))
 
