@@ -16,7 +16,14 @@ the bare path is not measured here.
 import argparse
 from typing import Any
 
-from benchmarks.measuring import finished_run, median, percentile, results, verdict
+from benchmarks.measuring import (
+    describe_machine,
+    finished_run,
+    median,
+    percentile,
+    results,
+    verdict,
+)
 
 KIB, MIB = 2**10, 2**20
 TARGET, TARGET_FROM_BYTES = 0.97, 4 * MIB
@@ -32,6 +39,7 @@ def main() -> None:
     sizes = [64 * KIB, 256 * KIB, MIB, 4 * MIB, 16 * MIB]
     sizes += [] if options.quick else [64 * MIB, 256 * MIB]
     rounds = options.rounds or (5 if options.quick else 31)
+    print(describe_machine(), flush=True)
     print("ranks  size      bare GB/s  guarded GB/s  ratio (quartiles)")
     worst: dict[str, float] = {}
     for ranks in options.ranks:

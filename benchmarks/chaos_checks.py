@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from itertools import count, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -75,20 +76,16 @@ def membership(steps: list[Line], events: list[Line], settings: Settings) -> Ite
 
 
 def exact(steps: list[Line], events: list[Line]) -> Iterator[str]:
-    """Until a spare was admitted each step commits the failure-free ids; nothing is lost ever."""
-    admitted = [event["step"] for event in events if event["promoted"]]
-    first_admitted = min(admitted, default=len(steps))
+    """Each step commits the oldest open ids; where a spare was admitted, its ids instead of lost
+    ones, which are the oldest then. Without that it is the failure-free set."""
+    admitted = {event["step"] for event in events if event["promoted"]}
     done: set[int] = set()
-    for line in steps[:first_admitted]:
-        size = line["microbatches"]
-        wanted = range(size * line["step"], size * (line["step"] + 1))
-        if sorted(ids_of(line)) != list(wanted):
-            yield f"step {line['step']}: committed {sorted(ids_of(line))}, wanted {wanted}"
     for line in steps:
-        skipped = set(range(min(ids_of(line)))) - done
-        if skipped:
-            yield f"step {line['step']}: younger ids than {sorted(skipped)}, which are open"
-        done |= set(ids_of(line))
+        ids = set(ids_of(line))
+        oldest = set(islice((number for number in count() if number not in done), len(ids)))
+        if line["step"] not in admitted and ids != oldest:
+            yield f"step {line['step']}: committed {sorted(ids)}, the oldest were {sorted(oldest)}"
+        done |= ids
 
 
 def streams(steps: list[Line], settings: Settings) -> Iterator[str]:

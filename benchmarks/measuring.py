@@ -16,13 +16,20 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from recover.launch import LaunchSpec, launch, layout, rank
+from recover.launch import LaunchSpec, command, launch, layout, rank
 from recover.launch.display import PlainDisplay
 
 ROOT = Path(__file__).resolve().parents[1]
 
 
 # --- on the side of the launcher -----------------------------------------------------------
+
+
+def describe_machine() -> str:
+    """Return what a reader must know before believing the numbers."""
+    load, cores = os.getloadavg()[0], command.available_cores()
+    busy = ", BUSY WITH OTHER THINGS: do not trust what follows" if load > 1 else ""
+    return f"{cores} cores, load average {load:.1f} before the start{busy}"
 
 
 @contextmanager

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measuring import finished_run, median, percentile, verdict
+from benchmarks.measuring import describe_machine, finished_run, median, percentile, verdict
 from recover.core.schedule import Fault, FaultSchedule, Location
 from recover.faults import dump
 from recover.records import EventRecord, RunRecord, read_run
@@ -67,6 +67,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=0)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
+    print(describe_machine(), flush=True)
     kills: list[Kill] = []
     for run in range(options.runs or (2 if options.quick else 14)):
         faults = schedule(run, options.seed)

@@ -28,7 +28,14 @@ import argparse
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.measuring import finished_run, median, percentile, results, verdict
+from benchmarks.measuring import (
+    describe_machine,
+    finished_run,
+    median,
+    percentile,
+    results,
+    verdict,
+)
 
 CASES: dict[str, dict[str, Any]] = {
     "tiny": {"microbatches": 16, "sequences": 2, "sequence": 128, "bucket_mb": 1.0, "block": 4},
@@ -44,6 +51,7 @@ def main() -> None:
     parser.add_argument("--replicas", type=int, nargs="+", default=[2, 4])
     parser.add_argument("--rounds", type=int, default=0)
     options = parser.parse_args()
+    print(describe_machine(), flush=True)
     rounds = options.rounds or (2 if options.quick else 9)
     for name in options.preset:
         for replicas in options.replicas:

@@ -76,6 +76,30 @@ class Odd(nn.Module):
         return nn.functional.cross_entropy(logits.flatten(0, 1), words[:, 1:].flatten())
 
 
+class Momentum(torch.optim.Optimizer):
+    """Gradient descent with momentum; a parameter without a gradient is left alone.
+
+    It does without the constructor of torch's optimizers, which loads torch's compiler: that would
+    take longer than the whole run.
+    """
+
+    def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
+        self.velocities = {p: torch.zeros_like(p) for p in parameters if p.requires_grad}
+
+    @torch.no_grad()
+    def step(self, closure: object = None) -> None:  # type: ignore[override]
+        """Follow the gradient."""
+        for parameter, velocity in self.velocities.items():
+            if parameter.grad is not None:
+                velocity.mul_(0.8).add_(parameter.grad)
+                parameter.sub_(velocity, alpha=0.05)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Drop all gradients."""
+        for parameter in self.velocities:
+            parameter.grad = None
+
+
 class Sentences:
     """Microbatch ``i`` is a function of ``i``: its number, and words that follow a rule."""
 
@@ -132,7 +156,7 @@ def main(settings: Settings) -> None:
         model = DistributedDataParallel(
             odd, process_group=job.process_group, find_unused_parameters=True, bucket_cap_mb=1e-3
         )
-    optimizer = torch.optim.AdamW(odd.parameters(), lr=0.01)
+    optimizer = Momentum(odd.parameters())
     trainer = recover.Trainer(
         job,
         model,

@@ -14,8 +14,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from recover.core.mesh import Mesh
 from recover.errors import RecoverError
-from recover.mpi.process_group import ProcessGroupUlfm, WorkUlfm, held_group, register
+from recover.mpi.process_group import ProcessGroupUlfm, held_group, register
 from recover.mpi.transport import UlfmTransport, join
+from recover.mpi.work import WorkUlfm
 
 torch.set_num_threads(1)
 

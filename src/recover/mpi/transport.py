@@ -93,10 +93,11 @@ class Span:
     @property
     def fingerprint(self) -> int:
         """15 bits that depend on the number and type of the elements."""
-        words = self.count * 8 + list(ElementType).index(self.type)
+        words = self.count * 8 + _TYPE_NUMBER[self.type]
         return (words * 0x9E3779B97F4A7C15 >> 40) & _FINGERPRINT
 
 
+_TYPE_NUMBER = {kind: number for number, kind in enumerate(ElementType)}
 _FINGERPRINT = 0x7FFF
 _SETTLE_S = 0.01
 _FT_SWITCH = "OMPI_MCA_mpi_ft_enable"  # set by `mpirun --with-ft ulfm`

@@ -213,18 +213,20 @@ class Referee(Observer):
         self._committed |= set(ids)
 
     def _check_exact(self, who: str, book: _Book, ids: set[int]) -> None:
-        done = self._committed | ids
         if self._rules.adaptive:  # what the dead held is committed later, as far as it goes
             return
-        fresh = (i for i in count() if i not in self._committed)
-        oldest = set(islice(fresh, len(ids)))
-        if not book.promoted:
+        before, after = _holes(self._committed), _holes(self._committed | ids)
+        if book.promoted:
+            spare = sum(n for n, counts in book.planned.values() if not counts)
+            bound = max(before, spare)
+        else:
+            fresh = (i for i in count() if i not in self._committed)
+            oldest = sorted(islice(fresh, len(ids)))
             _require(
-                ids == oldest, f"{who}: commits {sorted(ids)}, not the oldest {sorted(oldest)}"
+                sorted(ids) == oldest, f"{who}: commits {sorted(ids)}, not the oldest {oldest}"
             )
-        holes = max(done) + 1 - len(done)
-        bound = sum(n for n, counts in book.planned.values() if not counts)
-        _require(holes <= bound, f"{who}: {holes} ids are missing, at most {bound} may be")
+            bound = max(0, before - len(ids))
+        _require(after <= bound, f"{who}: {after} ids are missing, at most {bound} may be")
 
     def _check_stream(self, who: str, ids: set[int]) -> None:
         stride = self._rules.replicas
@@ -234,6 +236,11 @@ class Referee(Observer):
                 max(done) == (len(done) - 1) * stride + replica,
                 f"{who}: replica {replica} left something of its stream out: {sorted(done)}",
             )
+
+
+def _holes(done: Collection[int]) -> int:
+    """Return how many ids are missing below the newest one."""
+    return max(done, default=-1) + 1 - len(done)
 
 
 def _require(held: bool, broken: str) -> None:
