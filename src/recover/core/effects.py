@@ -117,7 +117,10 @@ class Accumulate(Effect[None]):
 
 @dataclass(frozen=True, slots=True)
 class NextBucket(Effect[int | None]):
-    """Return the next bucket whose gradient is complete, or None after the last one."""
+    """Return the next bucket whose gradient is complete, or None after the last one.
+
+    Each synchronisation starts with the first bucket again.
+    """
 
 
 @dataclass(frozen=True, slots=True)
