@@ -38,7 +38,7 @@ from benchmarks.measuring import (
 )
 
 CASES: dict[str, dict[str, Any]] = {
-    "tiny": {"microbatches": 16, "sequences": 2, "sequence": 128, "bucket_mb": 1.0, "block": 4},
+    "tiny": {"microbatches": 16, "sequences": 2, "sequence": 128, "bucket_mb": 25.0, "block": 4},
     "small": {"microbatches": 4, "sequences": 1, "sequence": 64, "bucket_mb": 25.0, "block": 2},
 }
 

@@ -89,7 +89,7 @@ def train(
     learning_rate: Annotated[float, typer.Option(help="Peak learning rate.")] = 1e-3,
     warmup: Annotated[int, typer.Option(help="Steps of linear warm-up.")] = 5,
     clip_norm: Annotated[float, typer.Option(help="Largest global gradient norm.")] = 1.0,
-    bucket_mb: Annotated[float, typer.Option(help="Size of a gradient bucket in MiB.")] = 1.0,
+    bucket_mb: Annotated[float, typer.Option(help="Size of a gradient bucket in MiB.")] = 25.0,
     text: Annotated[
         list[Path] | None,
         typer.Option(

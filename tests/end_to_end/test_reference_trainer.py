@@ -11,7 +11,7 @@ pytestmark = pytest.mark.timeout(600)
 
 STEPS, BATCH = 4, 8
 FAULTS = (
-    {"step": 1, "replica": 2, "rank": 0, "location": "reduce", "bucket": 1},
+    {"step": 1, "replica": 2, "rank": 0, "location": "reduce", "bucket": 1},  # the tally
     {"step": 2, "replica": 0, "rank": 0, "location": "backward"},
 )
 

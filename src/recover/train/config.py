@@ -36,7 +36,7 @@ class TrainConfig:
     warmup: int = 5
     """Steps of linear warm-up."""
     clip_norm: float = 1.0
-    bucket_mb: float = 1.0
+    bucket_mb: float = 25.0
     text: tuple[str, ...] = ()
     """Text files; none means the default text."""
 

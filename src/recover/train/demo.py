@@ -14,7 +14,7 @@ from recover.train.config import TrainConfig
 from recover.train.session import run_training
 
 REFERENCE, DISTURBED = "reference", "recover"
-CONFIG = TrainConfig(replicas=4, microbatches=16, steps=30)
+CONFIG = TrainConfig(replicas=4, microbatches=16, steps=30, bucket_mb=0.5)  # several buckets
 FAULTS = FaultSchedule(
     (
         Fault(step=8, replica=2, rank=0, location=Location.REDUCE, bucket=1),
