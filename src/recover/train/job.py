@@ -62,8 +62,8 @@ class Job:
     def process_group(self) -> dist.ProcessGroup:
         """The cross-replica group for ``DistributedDataParallel(process_group=...)``.
 
-        The trainer repairs it inside a step. Until then a collective in it that fails says so in its
-        work and leaves its output undefined; a gather leaves this rank's own values there.
+        The trainer repairs it inside a step. Until then a collective in it that fails says so in
+        its work and leaves its output undefined; a gather leaves this rank's own values there.
         """
         return held_group(self.transport)
 
