@@ -363,11 +363,18 @@ def test_the_next_lowest_gives_its_own_after_a_death_at_the_start() -> None:
 
 
 def test_the_end_leaves_behind_who_died_after_the_last_commit() -> None:
+    nothing = dict.fromkeys(range(3), Share(0, False))
+    left = census({0: nothing[0], 2: nothing[2]})
     _, state = job(3, 6)
-    script = Script(
-        failing_votes=frozenset({0}),
-        censuses=(census({r: Share(0, False) for r in (0, 2)}),),
-    )
+    script = Script(failing_votes=frozenset({0, 1}), censuses=(census(nothing), left))
     after = drive(finish(Member(Place(2), Mesh(3)), state), script.perform)
     assert (after.survivors, after.epoch) == ((0, 2), 1)
     assert script.log[-1] == Agree(clean=True)
+
+
+def test_replicas_that_end_with_different_parameters_are_refused() -> None:
+    unequal = {Place(0): Statement(Share(0, False), 5), Place(1): Statement(Share(0, False), 6)}
+    _, state = job(2, 6)
+    member = Member(Place(0), Mesh(2), fingerprint=5)
+    with pytest.raises(UnequalReplicas, match=r"\[0\] / \[1\]"):
+        drive(finish(member, state), Script(censuses=(unequal,)).perform)

@@ -117,7 +117,7 @@ def test_a_recovery_is_one_line() -> None:
         "total_s": 0.0312,
     }
     assert describe_event(record) == (
-        "step 7: replica 1, 3 died in reduce, 4 microbatches made up for, 0.031 s"
+        "step 7: replica 1, 3 died (noticed in reduce), 4 microbatches made up for, 0.031 s"
     )
     assert describe_event({}) == "step ?: replica ? died"
 
