@@ -56,3 +56,17 @@ def test_the_run_directory_is_what_the_documentation_says(reference: Run) -> Non
     checksum = reference.record.steps[-1].checksum
     assert said == {f"recover: finished step {STEPS - 1}, parameters sha256 {checksum}"}
     assert reference.record.steps[-1].loss < reference.record.steps[0].loss
+
+
+def test_the_example_for_ddp_scripts_goes_on_after_a_death(tmp_path: Path) -> None:
+    script = Path(__file__).parents[2] / "examples" / "ddp.py"
+    assert len(script.read_text(encoding="utf-8").splitlines()) <= 60
+    faults = ({"step": 5, "replica": 0, "rank": 0, "location": "reduce"},)
+    file = write_faults(tmp_path / "faults.yaml", faults)
+    out = tmp_path / "run"
+    run = recover(
+        "run", "--replicas", 3, "--faults", file, "--out", out, script, out=out
+    ).finished()
+    assert [step.microbatches for step in run.record.steps] == [16] * 40
+    assert run.record.steps[-1].survivors == (1, 2)
+    assert run.record.steps[-1].loss < run.record.steps[0].loss
