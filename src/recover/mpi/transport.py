@@ -157,7 +157,8 @@ class UlfmTransport:
         if not self._quiesced:
             self._quiesced = True
             for group in {id(c): c for c in (self._cross, self._job)}.values():
-                _ignore_errors(group.Revoke)
+                with contextlib.suppress(MPI.Exception):  # already revoked by somebody else
+                    group.Revoke()
 
     # --- uniform outcomes ----------------------------------------------------------------
 
@@ -318,11 +319,6 @@ def _intracomm(group: MPI.Comm) -> MPI.Intracomm:
     assert isinstance(group, MPI.Intracomm)
     group.Set_errhandler(MPI.ERRORS_RETURN)
     return group
-
-
-def _ignore_errors(call: Callable[[], None]) -> None:
-    with contextlib.suppress(MPI.Exception):  # already revoked by somebody else
-        call()
 
 
 _joined: list[UlfmTransport] = []

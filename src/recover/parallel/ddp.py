@@ -50,11 +50,13 @@ class BackwardSignal:
             return
         self._on_complete = on_complete
         self._model.require_backward_grad_sync = on_complete is not None
+        if on_complete is None:
+            return
         sizes = [0] * (len(self._buckets) - 1)
         for slot in self._buckets.slots:
             sizes[self._buckets.bucket_of(slot.parameter)] += 1
         self._missing = sizes
-        if on_complete is not None and self._model.find_unused_parameters:
+        if self._model.find_unused_parameters:
             self._show_gradients()
 
     def _show_gradients(self) -> None:

@@ -116,7 +116,13 @@ class GradientBuckets:
         self._loss, self._tokens, self._losses = 0.0, 0, list[Tensor]()
         self._used = [0] * len(trainable)
         self._snapshots = Snapshots(self._accumulators) if in_place else None
-        self._slots = [self._place(group, b) for b, group in enumerate(groups)]
+        placed = [self._place(group, b) for b, group in enumerate(groups)]
+        self.slots = [slot for group in placed for slot in group]
+        """One slot per parameter, bucket by bucket."""
+        self._slot_of: dict[Tensor, Slot] = {slot.parameter: slot for slot in self.slots}
+        self._bucket_of: dict[Tensor, int] = {
+            slot.parameter: b for b, group in enumerate(placed) for slot in group
+        }
         self._ports = [_Port(a, r) for a, r in zip(self._accumulators, self._results, strict=True)]
         self._watch_use()
 
@@ -124,11 +130,6 @@ class GradientBuckets:
 
     def __len__(self) -> int:
         return len(self._accumulators)
-
-    @property
-    def slots(self) -> list[Slot]:
-        """One slot per parameter, bucket by bucket."""
-        return [slot for group in self._slots for slot in group]
 
     @property
     def in_place(self) -> bool:
@@ -268,10 +269,6 @@ class GradientBuckets:
         return slots
 
     def _watch_use(self) -> None:
-        self._slot_of: dict[Tensor, Slot] = {slot.parameter: slot for slot in self.slots}
-        self._bucket_of: dict[Tensor, int] = {
-            s.parameter: b for b, group in enumerate(self._slots) for s in group
-        }
         for position, slot in enumerate(self.slots):
 
             def note(_: Tensor, position: int = position) -> None:
