@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-REAL_PROCESSES = {"conformance", "end_to_end", "launch", "mpi"}
+REAL_PROCESSES = {"adapters", "conformance", "end_to_end", "launch", "mpi"}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
