@@ -19,17 +19,19 @@ from typing import TYPE_CHECKING
 from recover.errors import NotLaunchedError, RecoverError
 
 if TYPE_CHECKING:
+    from recover.parallel.tied import Tied as Tied
     from recover.records import StepRecord as StepRecord
     from recover.records import read_run as read_run
     from recover.train.job import Job as Job
     from recover.train.job import init as init
-    from recover.train.trainer import Step as Step
+    from recover.train.step import Step as Step
     from recover.train.trainer import Trainer as Trainer
 
 _HOMES = {
     "Job": "recover.train.job",
-    "Step": "recover.train.trainer",
+    "Step": "recover.train.step",
     "StepRecord": "recover.records",
+    "Tied": "recover.parallel.tied",
     "Trainer": "recover.train.trainer",
     "init": "recover.train.job",
     "read_run": "recover.records",
@@ -41,6 +43,7 @@ __all__ = [
     "RecoverError",
     "Step",
     "StepRecord",
+    "Tied",
     "Trainer",
     "init",
     "read_run",

@@ -17,7 +17,8 @@ from recover.core.schedule import AFTER_A_FAILURE, Fault, FaultSchedule, Locatio
 
 _IN_WORDS = {
     Location.DATA: "before its data is there",
-    Location.MICROBATCH: "in the forward pass of a microbatch",
+    Location.MICROBATCH: "with a microbatch in hand",
+    Location.FORWARD: "in a forward pass",
     Location.BACKWARD: "in a backward pass",
     Location.REDUCE: "while gradients are being reduced",
     Location.CONSENSUS: "before it votes on the step",

@@ -27,7 +27,7 @@ def trainer(model: nn.Module | None = None, job: recover.Job = JOB) -> recover.T
 
 
 def loss_of(one: recover.Trainer, microbatch: Tensor) -> Tensor:
-    loss: Tensor = one.model(microbatch).sum()
+    loss: Tensor = one.stack.parts[0](microbatch).sum()
     return loss
 
 

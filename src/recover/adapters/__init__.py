@@ -1,5 +1,5 @@
-"""Training loops that people already have, over ReCoVer's step. Layer: the top; each needs its extra.
+"""Training loops that people already have, over ReCoVer's step. Layer: the top.
 
-``huggingface`` (Trainer), ``lightning``, ``torchtitan``, ``nanotron``: one module each, imported only
-by those who use it.
+``huggingface`` (Trainer), ``lightning``, ``torchtitan``, ``nanotron``: one module each, which needs
+its extra and is imported only by those who use it.
 """

@@ -30,6 +30,8 @@ class Location(StrEnum):
     """Before this step's microbatches are there."""
     MICROBATCH = "microbatch"
     """With a microbatch in hand, before its forward pass."""
+    FORWARD = "forward"
+    """When a forward pass of the model, or of a pipeline's stage, begins."""
     BACKWARD = "backward"
     """In a backward pass."""
     REDUCE = "reduce"

@@ -21,7 +21,7 @@ from typing import NoReturn
 
 from recover.errors import RecoverError
 from recover.launch import board as phases
-from recover.launch import control, layout, note, processes, rank
+from recover.launch import control, layout, note, processes, rank, unit
 
 _OWN_FILES = {__file__, runpy.__file__, "<frozen runpy>"}
 
@@ -58,6 +58,7 @@ def _prepare(me: rank.RankContext) -> None:
     crash_file = layout.crash_file(me.control, me.world_rank)
     faulthandler.enable(crash_file.open("w"))  # after MPI, whose own handlers say less
     _restore_temporary_directory()
+    unit.watch(me)
     _beat(phases.SCRIPT)
 
 
@@ -104,10 +105,12 @@ def run_script(script: str, args: list[str]) -> None:
     try:
         runpy.run_path(script, run_name="__main__")
     except RecoverError as error:  # before SystemExit: some are both
+        unit.await_verdict()
         rank.die(note.FAILED, str(error), _details(error))
     except SystemExit as error:
         _system_exit(error, script)
     except BaseException as error:
+        unit.await_verdict()
         rank.die(note.FAILED, _reason(error, script), _details(error))
 
 

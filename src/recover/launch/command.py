@@ -63,6 +63,7 @@ def environment(
         "PATH": os.defpath,  # Open MPI searches for ssh and gives up without a PATH
         "HOME": home,
         "OMP_NUM_THREADS": str(threads),
+        "GLOO_SOCKET_IFNAME": "lo",  # one machine; gloo would ask for the address of its name
     }
     ours = {
         layout.LAUNCH_VARIABLE: str(layout.launch_file(control)),

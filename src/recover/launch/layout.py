@@ -31,6 +31,11 @@ def end_file(control: Path, world_rank: int) -> Path:
     return control / f"rank-{world_rank}.end"
 
 
+def store_file(control: Path, replica: int) -> Path:
+    """Where the store of a replica's own torch world listens: a port of the loopback (text)."""
+    return control / f"replica-{replica}.port"
+
+
 def crash_file(control: Path, world_rank: int) -> Path:
     """What Python says when a fatal signal hits a rank (text; empty while all is well)."""
     return control / f"rank-{world_rank}.crash"

@@ -13,8 +13,10 @@ LEFT = "left"
 """The script ended before the training did."""
 INJECTED = "injected"
 """The schedule of failures said so."""
+CONDEMNED = "condemned"
+"""The rank was alive, but its replica had lost another one, or the job had gone on without it."""
 
-KINDS = (FINISHED, FAILED, LEFT, INJECTED)
+KINDS = (FINISHED, FAILED, LEFT, INJECTED, CONDEMNED)
 
 
 @dataclass(frozen=True, slots=True)

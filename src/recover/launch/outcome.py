@@ -11,7 +11,7 @@ HANG = "hang"
 """The launcher ended the rank."""
 LOST = "lost"
 """The rank died without a word."""
-_ORDER = (note.FAILED, HANG, note.LEFT, LOST, note.INJECTED)
+_ORDER = (note.FAILED, HANG, note.LEFT, LOST, note.INJECTED, note.CONDEMNED)
 _LISTED = 8
 
 

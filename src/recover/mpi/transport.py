@@ -22,6 +22,7 @@ import os
 import threading
 import time
 from array import array
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -100,6 +101,8 @@ class Span:
 _TYPE_NUMBER = {kind: number for number, kind in enumerate(ElementType)}
 _FINGERPRINT = 0x7FFF
 _SETTLE_S = 0.01
+_UNIT_S = 0.5
+"""A rank that outlives its replica by this much is left to the agreement, which condemns it."""
 _FT_SWITCH = "OMPI_MCA_mpi_ft_enable"  # set by `mpirun --with-ft ulfm`
 
 
@@ -275,15 +278,28 @@ class UlfmTransport:
         """Wait until no further death has come to light for a moment.
 
         Deaths come in groups (a host, a power supply), and one that is noticed while a shrink
-        finishes its communicator can crash the survivors inside Open MPI.
+        finishes its communicator can crash the survivors inside Open MPI. A replica that has lost
+        a rank is about to lose the others, so those get longer.
         """
         known, since = -1, time.monotonic()
-        while time.monotonic() - since < _SETTLE_S:
+        while True:  # ends: there are only so many ranks, and each death is waited for so long
             MPI.COMM_SELF.Iprobe()  # lets MPI look at its connections
-            failed = self._job.Get_failed().Get_size()
-            if failed != known:
-                known, since = failed, time.monotonic()
+            dead = self._job.Get_failed()
+            if dead.Get_size() != known:
+                known, since = dead.Get_size(), time.monotonic()
+            limit_s = _UNIT_S if self._partly_dead(dead) else _SETTLE_S
+            if time.monotonic() - since >= limit_s:
+                return
             time.sleep(_SETTLE_S / 20)
+
+    def _partly_dead(self, dead: MPI.Group) -> bool:
+        """Whether some replica has lost ranks and still has others."""
+        if self.mesh.ranks_per_replica == 1:
+            return False
+        ranks = dead.Translate_ranks(group=self._everyone)
+        lost = Counter(self.mesh.place(rank).replica for rank in ranks)
+        held = Counter(self.mesh.place(rank).replica for rank in self.members)
+        return any(held[replica] > count for replica, count in lost.items())
 
     def _vote(self, group: MPI.Intracomm, clean: bool, fingerprint: int) -> bool:
         """One fault-tolerant agreement: a bitwise and over (clean, fingerprint, its complement)."""

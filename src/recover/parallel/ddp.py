@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch._C._distributed_c10d import GradBucket
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
@@ -28,10 +28,13 @@ class BackwardSignal:
     """
 
     def __init__(
-        self, model: nn.Module, buckets: GradientBuckets, group: Callable[[], dist.ProcessGroup]
+        self,
+        model: DistributedDataParallel | None,
+        buckets: GradientBuckets,
+        group: Callable[[], dist.ProcessGroup],
     ) -> None:
         self._buckets = buckets
-        self._model = model if isinstance(model, DistributedDataParallel) else None
+        self._model = model
         self._on_complete: Callable[[int], None] | None = None
         self._signalled = False
         self._missing: list[int] = []

@@ -3,8 +3,8 @@
 A weight that two pipeline stages use (embedding and head), or the dense weights of a model whose
 experts are spread over ranks that run different tokens: each holder computes a part of the
 gradient, and the gradient is their sum. Summing is linear, so it is done once, after the reduction
-across replicas, on the reduced gradient: this rank's own accumulator stays what it was, and an extra
-pass after a failure adds to it as any other does.
+across replicas, on the reduced gradient: this rank's own accumulator stays what it was, and an
+extra pass after a failure adds to it as any other does.
 """
 
 from collections.abc import Iterable

@@ -10,16 +10,20 @@ paper: taking it costs no copy and restoring it costs nothing. The price is memo
 gradients in fp32, as much as in-place reduction with real snapshots.
 
 Parameters of 16 bits get fp32 buckets: what autograd leaves in ``param.grad`` is added to the
-accumulator after every backward pass and dropped.
+accumulator as soon as it is there, microbatch by microbatch, and dropped (Path 2 of Appendix C).
 
-The last bucket is the *tally*, in fp64: the sum of losses, the tokens, and for each parameter the
-number of replicas in which some microbatch gave it a gradient. A parameter that nobody used keeps
-``grad = None``, as it would without ReCoVer, so that the optimizer leaves it alone.
+Which tensors are a rank's gradients is the business of *holders*: a parameter's ``grad``, the local
+part of a DTensor's, or what a stack keeps flat.
+
+The last bucket is the *tally*, in fp64: the losses and their number, the tokens, and for each
+gradient the number of replicas in which some microbatch added to it. A parameter that nobody used
+keeps ``grad = None``, as it would without ReCoVer, so that the optimizer leaves it alone.
 
 The layout depends on the parameters' order, shapes and types alone, never on timing.
 """
 
 import hashlib
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -28,6 +32,7 @@ from torch import Tensor, nn
 
 from recover.core.policies import RestoreMode
 from recover.mpi.transport import ElementType, Span
+from recover.tensors.holders import Holder, ParameterHolder
 from recover.tensors.snapshots import Snapshots
 
 _ELEMENT_TYPES = {
@@ -35,28 +40,38 @@ _ELEMENT_TYPES = {
     torch.float64: ElementType.FLOAT64,
     torch.uint8: ElementType.BYTE,
 }
-_LOSS, _TOKENS, _FIRST_USE = 0, 1, 2  # positions in the tally
+_LOSS, _LOSSES, _TOKENS, _FIRST_USE = 0, 1, 2, 3  # positions in the tally
 
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """Where one parameter's gradient lives."""
+    """Where one gradient lives."""
 
-    parameter: nn.Parameter
+    holder: Holder
     accumulated: Tensor
-    """View of the accumulator, of the parameter's shape."""
+    """View of the accumulator, of the holder's shape."""
     reduced: Tensor
-    """View of the result, of the parameter's shape."""
+    """View of the result, of the holder's shape."""
+
+    @property
+    def parameter(self) -> nn.Parameter:
+        """The parameter, where the gradient is that of one."""
+        assert isinstance(self.holder, ParameterHolder), self.holder.description
+        return self.holder.parameter
+
+    @property
+    def direct(self) -> bool:
+        """Whether autograd can add straight into the accumulator."""
+        return self.holder.dtype == self.accumulated.dtype
 
     def bind(self) -> None:
         """Let autograd add straight into the accumulator, where the types allow it."""
-        same = self.parameter.dtype == self.accumulated.dtype
-        self.parameter.grad = self.accumulated if same else None
+        self.holder.show(self.accumulated if self.direct else None)
 
     def collect(self) -> None:
         """Add a gradient that autograd has put elsewhere to the accumulator."""
-        grad = self.parameter.grad
-        if grad is not None and grad is not self.accumulated:
+        grad = self.holder.seen()
+        if grad is not None and grad.data_ptr() != self.accumulated.data_ptr():
             self.accumulated.add_(grad)
             self.bind()
 
@@ -65,14 +80,14 @@ class Slot:
 
         That must not be the accumulator then, unless what is written is what it holds.
         """
-        grad = self.parameter.grad
-        if grad is not None and grad is not self.accumulated:
+        grad = self.holder.seen()
+        if grad is not None and grad.data_ptr() != self.accumulated.data_ptr():
             self.accumulated.add_(grad)
-            self.parameter.grad = None
+            self.holder.show(None)
 
     def publish(self, *, used: bool) -> None:
-        """Show the optimizer the reduced gradient, in the parameter's own type."""
-        self.parameter.grad = self.reduced.to(self.parameter.dtype) if used else None
+        """Show the optimizer the reduced gradient, in the type that it wants."""
+        self.holder.show(self.reduced.to(self.holder.dtype) if used else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,21 +95,38 @@ class Totals:
     """Sums over all contributions of an iteration, not divided."""
 
     loss: float
+    losses: int
+    """Number of losses in that sum."""
     tokens: int
 
 
-class GradientBuckets:
-    """The buckets over ``parameters``; the last one is the tally.
+@dataclass(frozen=True, slots=True)
+class Clip:
+    """Scale the gradient down to at most ``largest``, its global norm."""
 
-    ``bucket_bytes`` bounds a bucket's size in bytes of fp32; a larger parameter has its own bucket.
-    ``in_place`` reduces in the accumulators and keeps real snapshots.
+    largest: float
+    square_sum: float
+    """Of the undivided sums, over all parts of the model."""
+
+
+class GradientBuckets:
+    """The buckets over ``gradients``, parameters or other holders; the last one is the tally.
+
+    ``bucket_bytes`` bounds a bucket's size in bytes of fp32; a larger gradient has its own bucket.
+    ``in_place`` reduces in the accumulators and keeps real snapshots. ``eager`` takes gradients of
+    16 bits over as soon as they are there; a stack that reads them afterwards (DDP) wants it off.
     Raises ValueError for no trainable parameter, or parameters on several devices.
     """
 
     def __init__(
-        self, parameters: Iterable[nn.Parameter], *, bucket_bytes: int, in_place: bool = False
+        self,
+        gradients: Iterable[nn.Parameter | Holder],
+        *,
+        bucket_bytes: int,
+        in_place: bool = False,
+        eager: bool = True,
     ) -> None:
-        trainable = [p for p in dict.fromkeys(parameters) if p.requires_grad]
+        trainable = _holders(gradients)
         if not trainable:
             raise ValueError("the model has no parameter that requires a gradient")
         devices = {p.device for p in trainable}
@@ -103,7 +135,7 @@ class GradientBuckets:
         if bucket_bytes < 1:
             raise ValueError(f"bucket_bytes must be at least 1, got {bucket_bytes}")
         groups = _group(trainable[::-1], bucket_bytes)  # gradients become ready last to first
-        sizes = [sum(p.numel() for p in group) for group in groups]
+        sizes = [sum(h.shape.numel() for h in group) for group in groups]
         types = [_accumulation_type(group[0]) for group in groups]
         tally = _FIRST_USE + len(trainable)
         self._accumulators = [
@@ -113,18 +145,20 @@ class GradientBuckets:
         self._results = (
             self._accumulators if in_place else [torch.zeros_like(a) for a in self._accumulators]
         )
-        self._loss, self._tokens, self._losses = 0.0, 0, list[Tensor]()
+        self._loss, self._counted, self._tokens, self._losses = 0.0, 0, 0, list[Tensor]()
         self._used = [0] * len(trainable)
         self._snapshots = Snapshots(self._accumulators) if in_place else None
         placed = [self._place(group, b) for b, group in enumerate(groups)]
         self.slots = [slot for group in placed for slot in group]
-        """One slot per parameter, bucket by bucket."""
-        self._slot_of: dict[Tensor, Slot] = {slot.parameter: slot for slot in self.slots}
-        self._bucket_of: dict[Tensor, int] = {
-            slot.parameter: b for b, group in enumerate(placed) for slot in group
+        """One slot per gradient, bucket by bucket."""
+        self._placed: dict[Tensor, tuple[int, Slot]] = {
+            slot.parameter: (b, slot)
+            for b, group in enumerate(placed)
+            for slot in group
+            if isinstance(slot.holder, ParameterHolder)
         }
         self._ports = [_Port(a, r) for a, r in zip(self._accumulators, self._results, strict=True)]
-        self._watch_use()
+        self._watch_use(eager=eager)
 
     # --- layout --------------------------------------------------------------------------
 
@@ -139,7 +173,7 @@ class GradientBuckets:
     @property
     def layout(self) -> str:
         """Digest of sizes, shapes and types in order; equal on replicas of the same model."""
-        text = [(tuple(s.parameter.shape), str(s.parameter.dtype)) for s in self.slots]
+        text = [slot.holder.description for slot in self.slots]
         sizes = [a.numel() for a in self._accumulators]
         return hashlib.sha256(repr((text, sizes)).encode()).hexdigest()
 
@@ -150,7 +184,11 @@ class GradientBuckets:
 
     def bucket_of(self, parameter: Tensor) -> int:
         """Return the bucket that holds a parameter's gradient."""
-        return self._bucket_of[parameter]
+        return self._placed[parameter][0]
+
+    def slot_of(self, parameter: Tensor) -> Slot:
+        """Return where a parameter's gradient lives; KeyError for one that has none here."""
+        return self._placed[parameter][1]
 
     # --- accumulation --------------------------------------------------------------------
 
@@ -172,7 +210,7 @@ class GradientBuckets:
 
     def collect_one(self, parameter: Tensor) -> None:
         """Bring in one parameter's gradient, to which its owner is still going to write."""
-        self._slot_of[parameter].absorb()
+        self.slot_of(parameter).absorb()
 
     def rebind(self) -> None:
         """Drop gradients outside the accumulators, because they have been collected."""
@@ -189,7 +227,7 @@ class GradientBuckets:
 
     def discard(self) -> None:
         """Zero this rank's own gradient and tally."""
-        self._loss, self._tokens = 0.0, 0
+        self._loss, self._counted, self._tokens = 0.0, 0, 0
         self._losses.clear()
         self._used[:] = [0] * len(self._used)
         for accumulator in self._accumulators:
@@ -225,56 +263,63 @@ class GradientBuckets:
         """Take the sum over from host memory."""
         self._ports[bucket].received()
 
-    def publish(self, divisor: int, clip_norm: float | None = None) -> Totals:
-        """Divide the sums by ``divisor`` and hand them to ``param.grad``; return the totals.
+    @property
+    def totals(self) -> Totals:
+        """What the tally's reduction gave."""
+        loss, losses, tokens = self._results[-1][:_FIRST_USE].tolist()
+        return Totals(float(loss), int(losses), int(tokens))
 
-        With ``clip_norm``, scale them down first to at most that global norm.
+    def square_sum(self, copies: Sequence[int] | None = None) -> Tensor:
+        """Return the sum of squares of the reduced sums, a scalar in fp64.
+
+        Gradient k counts as one ``copies[k]``-th: so many ranks hold the same.
         """
-        self._scale(divisor, clip_norm)
-        tally = self._results[-1].tolist()
-        for slot, used in zip(self.slots, tally[_FIRST_USE:], strict=True):
-            slot.publish(used=used > 0)
-        return Totals(float(tally[_LOSS]), int(tally[_TOKENS]))
+        # One norm per gradient: over a whole bucket at once, fp32 loses four digits.
+        norms = [torch.linalg.vector_norm(slot.reduced) for slot in self.slots]
+        squares = torch.stack(norms).double().square()  # (slots,)
+        return (squares / squares.new_tensor(copies) if copies else squares).sum()
+
+    def publish(self, divisor: int, clip: Clip | None = None) -> None:
+        """Divide the sums by ``divisor`` and hand them to whoever holds the gradients."""
+        factor = 1.0 / divisor
+        if clip is not None:
+            norm = math.sqrt(clip.square_sum) / divisor
+            factor *= min(1.0, clip.largest / (norm + 1e-6))
+        for result in self._results[:-1]:
+            result.mul_(factor)
+        used = self._results[-1][_FIRST_USE:].tolist()
+        for slot, uses in zip(self.slots, used, strict=True):
+            slot.publish(used=uses > 0)
 
     # --- internals -----------------------------------------------------------------------
 
     def _fill_tally(self) -> None:
         """Write what was counted where the reduction finds it; tensors are slow to count in."""
         self._loss += sum(float(loss) for loss in self._losses)
+        self._counted += len(self._losses)
         self._losses.clear()
-        counted = [self._loss, float(self._tokens), *map(float, self._used)]
+        counted = [self._loss, *map(float, (self._counted, self._tokens, *self._used))]
         self._accumulators[-1].copy_(torch.tensor(counted, dtype=torch.float64))
 
-    def _scale(self, divisor: int, clip_norm: float | None) -> None:
-        """Divide and clip in one pass over the gradient, and one more for its norm."""
-        results = self._results[:-1]
-        if clip_norm is None:
-            for result in results:
-                result.div_(divisor)
-            return
-        # One norm per parameter: over a whole bucket at once, fp32 loses four digits.
-        norms = [torch.linalg.vector_norm(slot.reduced) for slot in self.slots]
-        norm = torch.linalg.vector_norm(torch.stack(norms).double()) / divisor
-        factor = torch.clamp(clip_norm / (norm + 1e-6), max=1.0) / divisor
-        for result in results:
-            result.mul_(factor)
-
-    def _place(self, group: Sequence[nn.Parameter], bucket: int) -> list[Slot]:
+    def _place(self, group: Sequence[Holder], bucket: int) -> list[Slot]:
         slots, start = [], 0
-        for p in group:
-            run = slice(start, start + p.numel())
-            accumulated = self._accumulators[bucket][run].view(p.shape)
-            slots.append(Slot(p, accumulated, self._results[bucket][run].view(p.shape)))
-            start += p.numel()
+        for holder in group:
+            run = slice(start, start + holder.shape.numel())
+            accumulated = self._accumulators[bucket][run].view(holder.shape)
+            reduced = self._results[bucket][run].view(holder.shape)
+            slots.append(Slot(holder, accumulated, reduced))
+            start = run.stop
         return slots
 
-    def _watch_use(self) -> None:
+    def _watch_use(self, *, eager: bool) -> None:
         for position, slot in enumerate(self.slots):
 
-            def note(_: Tensor, position: int = position) -> None:
+            def used(position: int = position, slot: Slot = slot) -> None:
                 self._used[position] = 1
+                if eager and not slot.direct:
+                    slot.collect()
 
-            slot.parameter.register_post_accumulate_grad_hook(note)  # type: ignore[no-untyped-call]
+            slot.holder.watch(used)
 
 
 class _Port:
@@ -320,22 +365,31 @@ def _host(tensor: Tensor) -> Tensor:
     return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
 
 
-def _accumulation_type(parameter: nn.Parameter) -> torch.dtype:
-    if not parameter.dtype.is_floating_point:
-        raise ValueError(f"a parameter of type {parameter.dtype} has no gradient to reduce")
-    return torch.float64 if parameter.dtype == torch.float64 else torch.float32
+def _holders(gradients: Iterable[nn.Parameter | Holder]) -> list[Holder]:
+    """Return one holder for each trainable parameter, and those that were given."""
+    return [
+        ParameterHolder(gradient) if isinstance(gradient, nn.Parameter) else gradient
+        for gradient in dict.fromkeys(gradients)
+        if not isinstance(gradient, nn.Parameter) or gradient.requires_grad
+    ]
 
 
-def _group(parameters: Sequence[nn.Parameter], bucket_bytes: int) -> list[list[nn.Parameter]]:
-    """Split parameters, in order, into runs of one accumulation type and bounded size."""
-    groups: list[list[nn.Parameter]] = []
+def _accumulation_type(holder: Holder) -> torch.dtype:
+    if not holder.dtype.is_floating_point:
+        raise ValueError(f"a parameter of type {holder.dtype} has no gradient to reduce")
+    return torch.float64 if holder.dtype == torch.float64 else torch.float32
+
+
+def _group(holders: Sequence[Holder], bucket_bytes: int) -> list[list[Holder]]:
+    """Split gradients, in order, into runs of one accumulation type and bounded size."""
+    groups: list[list[Holder]] = []
     filled = 0
-    for p in parameters:
-        nbytes = p.numel() * _accumulation_type(p).itemsize
+    for holder in holders:
+        nbytes = holder.shape.numel() * _accumulation_type(holder).itemsize
         full = filled + nbytes > bucket_bytes
-        if not groups or full or _accumulation_type(groups[-1][0]) != _accumulation_type(p):
+        if not groups or full or _accumulation_type(groups[-1][0]) != _accumulation_type(holder):
             groups.append([])
             filled = 0
-        groups[-1].append(p)
+        groups[-1].append(holder)
         filled += nbytes
     return groups

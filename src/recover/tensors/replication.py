@@ -12,13 +12,14 @@ from torch import Tensor
 from recover.core.policies import RestoreMode
 from recover.mpi.transport import Span
 from recover.tensors.buckets import span
+from recover.tensors.holders import local
 
 
 class ModelCopy:
     """The tensors to make equal, as buckets of a reduction."""
 
     def __init__(self, tensors: Iterable[Tensor]) -> None:
-        self._tensors = [t.detach() for t in tensors if t.numel()]
+        self._tensors = [part for t in tensors if (part := local(t)).numel()]
         self._own = [_bytes(t) for t in self._tensors]
         self._sum = [torch.empty_like(b) for b in self._own]
 

@@ -7,8 +7,10 @@ error. To have them inside for certain, the victim waits until the board shows t
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+
+from torch import nn
 
 from recover.core.mesh import Place
 from recover.core.schedule import FaultSchedule, Location
@@ -28,8 +30,22 @@ class Injector:
     die: Callable[[str], None]
     """Ends this process; gets the reason."""
     others_inside: Callable[[int], bool] = lambda bucket: True
-    """Whether all other ranks of the job are inside the all-reduce of a bucket."""
+    """Whether all other holders of this shard are inside the all-reduce of a bucket."""
     step: int = field(default=0)
+    in_pass: bool = field(default=False)
+    """Whether a pass is running whose backward is not given a loss by the training loop."""
+
+    def watch(self, parts: Iterable[nn.Module]) -> None:
+        """See to it that deaths in the passes of these modules come."""
+        if not self.schedule.faults:
+            return
+        for part in parts:
+            part.register_forward_pre_hook(lambda *_: self.at(Location.FORWARD))
+            part.register_full_backward_pre_hook(lambda *_: self._backward_of_pass())
+
+    def _backward_of_pass(self) -> None:
+        if self.in_pass:
+            self.at(Location.BACKWARD)
 
     def at(
         self, location: Location, *, bucket: int | None = None, microbatch: int | None = None
@@ -50,11 +66,15 @@ class Injector:
 
 
 def board_watch(board: Board, transport: UlfmTransport) -> Callable[[int], bool]:
-    """Return how an injector sees on the board that the others are inside an all-reduce."""
-    me = transport.mesh.world_rank(transport.place)
+    """Return how an injector sees on the board that the others are inside an all-reduce.
+
+    The others are those that hold this rank's shard: no one else is in it.
+    """
+    mesh, own = transport.mesh, transport.place
 
     def others_inside(bucket: int) -> bool:
-        others = (rank for rank in transport.members if rank != me)
+        places = (Place(replica, own.shard) for replica in transport.replicas)
+        others = (mesh.world_rank(place) for place in places if place != own)
         return all(board.read_other(rank).phase == inside(bucket) for rank in others)
 
     return others_inside

@@ -14,10 +14,11 @@ from recover.core.policies import (
     RestoreChoice,
     StaticWorldPolicy,
 )
-from recover.errors import NotLaunchedError, RecoverError
-from recover.launch import rank
+from recover.errors import NotLaunchedError
+from recover.launch import layout, rank, unit
 from recover.mpi import transport as ulfm
 from recover.mpi.process_group import held_group, register
+from recover.parallel.world import abort_world, open_world
 
 _POLICIES = ("static", "adaptive")
 
@@ -44,6 +45,16 @@ class Job:
         return self.transport.place.replica
 
     @property
+    def shard(self) -> int:
+        """This rank's position in its replica: its rank in torch.distributed's default group."""
+        return self.transport.place.shard
+
+    @property
+    def ranks_per_replica(self) -> int:
+        """M: ranks of a replica, the size of torch.distributed's default group."""
+        return self.mesh.ranks_per_replica
+
+    @property
     def replicas(self) -> int:
         """W_init: replicas that the job started with."""
         return self.mesh.replicas
@@ -60,7 +71,10 @@ class Job:
 
     @property
     def process_group(self) -> dist.ProcessGroup:
-        """The cross-replica group for ``DistributedDataParallel(process_group=...)``.
+        """The cross-replica group: this rank and those that hold the same shard elsewhere.
+
+        For ``DistributedDataParallel(process_group=...)``, and as the second group of FSDP1's
+        ``HYBRID_SHARD``.
 
         The trainer repairs it inside a step. Until then a collective in it that fails says so in
         its work and leaves its output undefined; a gather leaves this rank's own values there.
@@ -70,6 +84,9 @@ class Job:
 
 def init(*, microbatches: int, policy: str = "static", restore: str = "auto") -> Job:
     """Join the job that ``recover run`` started and return it.
+
+    Afterwards the default group of torch.distributed is that of this rank's replica alone: what a
+    script does with ``dist``, DeviceMesh or FSDP stays inside the replica.
 
     ``microbatches`` is B, the number that every iteration commits, whoever is left. ``policy`` is
     ``static``, or ``adaptive`` for the strawman that lets B shrink. ``restore`` is ``auto``,
@@ -84,14 +101,14 @@ def init(*, microbatches: int, policy: str = "static", restore: str = "auto") ->
             "this script is not running under ReCoVer; start it with "
             "`recover run --replicas R SCRIPT ARGS...`"
         )
-    if context.mesh.ranks_per_replica != 1:
-        raise RecoverError(
-            f"replicas of {context.mesh.ranks_per_replica} ranks are not supported by the trainer "
-            "yet; use --ranks-per-replica 1"
-        )
     rules = Rules(_policy(policy, microbatches, context.mesh.replicas), _restore_choice(restore))
     transport = ulfm.current() or ulfm.join(context.mesh)
     register()
+    place = transport.place
+    open_world(
+        place, context.mesh.ranks_per_replica, layout.store_file(context.control, place.replica)
+    )
+    unit.on_loss(abort_world)
     return Job(transport, rules, context.out, context.faults)
 
 

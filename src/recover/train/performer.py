@@ -24,7 +24,7 @@ from recover.core.effects import (
 )
 from recover.core.policies import RestoreMode
 from recover.core.schedule import Location
-from recover.launch import rank
+from recover.launch import note, rank
 from recover.mpi import performer as mpi
 from recover.mpi.transport import UlfmTransport
 from recover.train.injection import Injector, inside
@@ -135,7 +135,7 @@ class Performer:
         return bool(self._collective(effect))
 
     def _leave(self, reason: str) -> NoReturn:
-        rank.die("left", reason)
+        rank.die(note.CONDEMNED, reason)
 
     def _beat(self, phase: str) -> None:
         if self._board is not None:

@@ -12,32 +12,36 @@ the next microbatch; what a failure leaves to be done comes out of the same loop
 """
 
 import hashlib
-import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Generic, TypeVar, cast
+from typing import TypeVar, cast
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from recover.core.drive import Driver, drive
-from recover.core.effects import Accumulate, AnyEffect, Commit, Detect, NextBucket, Reduce, Snapshot
+from recover.core.drive import drive
+from recover.core.effects import AnyEffect
 from recover.core.guard import Member
-from recover.core.iteration import JobState, finish, iteration, start
-from recover.core.schedule import FaultSchedule, Location
+from recover.core.iteration import JobState, finish, start
+from recover.core.schedule import FaultSchedule
 from recover.errors import RecoverError
 from recover.faults import load
 from recover.launch import rank
 from recover.parallel.ddp import BackwardSignal
-from recover.records import RecordWriter, StepRecord, config_text, write_config
+from recover.parallel.replica import ReplicaSum
+from recover.parallel.stack import Stack
+from recover.parallel.tied import Tied
+from recover.records import RecordWriter, config_text, write_config
 from recover.tensors.buckets import GradientBuckets
+from recover.tensors.holders import Holder, local
 from recover.tensors.replication import ModelCopy
 from recover.train.injection import Injector, board_watch
 from recover.train.job import Job
 from recover.train.performer import Buckets, Performer
-from recover.train.report import event_records, run_settings, step_record
-from recover.train.source import Data, IndexedSource, StreamSource, source_of
+from recover.train.report import run_settings
+from recover.train.source import Data, source_of
+from recover.train.step import Step
 from recover.train.stopwatch import Stopwatch
 
 M = TypeVar("M")
@@ -45,13 +49,18 @@ _NO_STEP = -1
 
 
 class Trainer:
-    """Runs committed steps of ``model`` and ``optimizer`` as one replica of ``job``.
+    """Runs committed steps of ``model`` and ``optimizer`` as one rank of a replica of ``job``.
 
-    ``model`` is any module, or a ``DistributedDataParallel`` over ``job.process_group``.
+    ``model`` is any module: plain, a ``DistributedDataParallel`` over ``job.process_group``, or
+    parallel inside the replica by FSDP1, FSDP2 or DTensor; or a list of modules, the pipeline
+    stages of this rank, which name their parameters as the whole model does. Without an
+    ``optimizer`` (None) the caller steps one after each commit.
+
     ``clip_norm`` clips the gradient by its global norm before the optimizer's step.
     ``bucket_mb`` bounds a gradient bucket (MiB of fp32). ``in_place`` reduces in the accumulators
-    and keeps real snapshots: the same memory, and one copy more per step. ``config`` is added to
-    the run's ``config.yaml``.
+    and keeps real snapshots: the same memory, and one copy more per step. ``tied`` names parameters
+    that several ranks of the replica hold. ``holders`` replaces the gradients that are found in the
+    model, for a stack that keeps them elsewhere. ``config`` is added to the run's ``config.yaml``.
 
     Raises ValueError for a wrong setting.
     """
@@ -59,24 +68,34 @@ class Trainer:
     def __init__(
         self,
         job: Job,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
+        model: nn.Module | Sequence[nn.Module],
+        optimizer: torch.optim.Optimizer | None,
         *,
         clip_norm: float | None = None,
         bucket_mb: float = 25.0,
         in_place: bool = False,
+        tied: Sequence[Tied] = (),
+        holders: Mapping[str, Holder] | None = None,
         config: Mapping[str, object] | None = None,
     ) -> None:
         if clip_norm is not None and not clip_norm > 0:
             raise ValueError(f"clip_norm must be above 0, got {clip_norm}")
-        self.job, self.model, self.optimizer = job, model, optimizer
-        self.clip_norm = clip_norm
+        self.job, self.optimizer, self.clip_norm = job, optimizer, clip_norm
+        self.stack = Stack(model)
+        self.stack.keep_inside(lambda: job.process_group)
+        names = holders if holders is not None else self.stack.holders()
         self.buckets = GradientBuckets(
-            model.parameters(), bucket_bytes=int(bucket_mb * 2**20), in_place=in_place
+            names.values(),
+            bucket_bytes=int(bucket_mb * 2**20),
+            in_place=in_place,
+            eager=self.stack.ddp is None,
         )
-        self.signal = BackwardSignal(model, self.buckets, lambda: job.process_group)
+        self.signal = BackwardSignal(self.stack.ddp, self.buckets, lambda: job.process_group)
+        self.replica_sum = ReplicaSum(self.buckets, names, tied)
         self.injector = _injector(job)
-        self.writer = RecordWriter(job.out, job.replica)
+        self.injector.watch(self.stack.parts)
+        self.writer = RecordWriter(job.out, job.replica) if job.shard == 0 else None
+        """Writes the records; on the first rank of each replica."""
         self._config = dict(config or {}) | {"bucket_mb": bucket_mb, "in_place": in_place}
         config_text(self._config)  # what cannot be written is found now
         self._started = False
@@ -100,7 +119,7 @@ class Trainer:
         state = self._start(state, until)
         self._config |= run_settings(self.job, state, until)
         while state.step < until:
-            if self.job.replica == min(state.survivors):
+            if self.writer is not None and self.job.replica == min(state.survivors):
                 write_config(self.job.out, self._config)
             _show_progress(state.step, until)
             step: Step[M] = Step(self, state, source, last=state.step == until - 1)
@@ -108,24 +127,32 @@ class Trainer:
             state = step.result()
         self._finish(state, until)
 
+    def checksum(self) -> str:
+        """Return a digest of the replica's parameters; called by all its ranks."""
+        own = parameter_checksum(self.stack)
+        if self.job.ranks_per_replica == 1:
+            return own
+        return hashlib.sha256(self.replica_sum.digest(own).encode()).hexdigest()
+
     def _start(self, state: JobState, until: int) -> JobState:
         """Compare what must be equal and copy the lowest replica's model to the others."""
         settings = (self.buckets.layout, self.job.rules, type(state.data).__name__, until)
-        copy = ModelCopy((*self.model.parameters(), *self.model.buffers()))
+        copy = ModelCopy(self.stack.state())
         state = self._run(_member(self.job, repr(settings)), state, copy, ending=False)
         copy.adopt()
         return state
 
     def _finish(self, state: JobState, until: int) -> None:
         """Agree that everybody is done and that all survivors hold the same parameters."""
-        checksum = parameter_checksum(self.model)
+        checksum = parameter_checksum(self.stack)
         flushed: tuple[int, ...] = ()
         while True:  # ends: each further round has lost a replica, perhaps the one that writes
             state = self._run(_member(self.job, checksum), state, self.buckets, ending=True)
             if state.survivors == flushed:
                 break
             flushed = state.survivors
-            self.writer.flush_final(flushed)
+            if self.writer is not None:
+                self.writer.flush_final(flushed)
         print(f"recover: finished step {until - 1}, parameters sha256 {checksum}", flush=True)
         rank.note_end("finished", f"parameters sha256 {checksum}", state.step)
 
@@ -140,162 +167,14 @@ class Trainer:
         return drive(protocol, perform)
 
 
-class Step(Generic[M]):
-    """One iteration on this replica: iterate over it, ``backward`` each microbatch, ``commit``."""
-
-    def __init__(
-        self,
-        trainer: Trainer,
-        state: JobState,
-        source: IndexedSource | StreamSource,
-        *,
-        last: bool,
-    ) -> None:
-        self.number = state.step
-        self._last = last
-        self._trainer, self._source = trainer, source
-        self._watch = Stopwatch()
-        self._injector = trainer.injector
-        self._injector.step = state.step
-        self._performer = Performer(
-            trainer.job.transport, trainer.buckets, trainer.injector, self._watch
-        )
-        self._driver = Driver(iteration(trainer.job.member, trainer.job.rules, state))
-        self._open: int | None = None  # the microbatch that backward is due for
-        self._halfway = False  # whether some but not all microbatches in hand were yielded
-        self._record: StepRecord | None = None
-        trainer.buckets.begin()
-
-    def __iter__(self) -> Iterator[M]:
-        """Yield this replica's microbatches; after a failure more of them may follow."""
-        while isinstance(effect := self._advance(), Accumulate):
-            if self._halfway:
-                raise RecoverError(
-                    f"step {self.number}: its loop was left early and begun again, so microbatches "
-                    "would count twice; go through a step once, to its end"
-                )
-            if effect.extra:
-                self._watch.extra_begins()
-            for index, microbatch_id in enumerate(effect.ids):
-                last = index == len(effect.ids) - 1
-                microbatch = self._fetch(microbatch_id, index, extra=effect.extra)
-                self._trainer.signal.expect(self._complete if last and not effect.extra else None)
-                if last:
-                    self._answer(None)
-                self._open, self._halfway = microbatch_id, not last
-                yield microbatch
-                self._require_backward()
-
-    def backward(self, loss: Tensor, *, tokens: int = 0) -> None:
-        """Add the gradient of ``loss``, a scalar, to this replica's sum.
-
-        ``tokens`` is only recorded. Call it once for every microbatch.
-        """
-        if self._open is None:
-            raise RecoverError(f"step {self.number}: backward was called without a microbatch")
-        buckets = self._trainer.buckets
-        buckets.before_backward()
-        buckets.add_loss(loss)
-        buckets.add_tokens(tokens)
-        if self._injector.schedule.faults:
-            loss.register_hook(  # type: ignore[no-untyped-call]
-                lambda _: self._injector.at(Location.BACKWARD)
-            )
-        self._open = None
-        loss.backward()  # type: ignore[no-untyped-call]
-        self._trainer.signal.after_backward()
-
-    def commit(self) -> StepRecord:
-        """Step the optimizer with the agreed gradient and return the record of this step."""
-        self._require_backward()
-        effect = self._advance()
-        if not isinstance(effect, Commit):
-            raise RecoverError(
-                f"step {self.number}: commit was called before all microbatches of the step ran; "
-                "iterate over the step to its end"
-            )
-        trainer, facts = self._trainer, effect.facts
-        self._injector.at(Location.OPTIMIZER)
-        totals = trainer.buckets.publish(facts.divisor, trainer.clip_norm)
-        trainer.optimizer.step()
-        self._answer(None)
-        mine = facts.plan[trainer.job.replica]
-        self._source.committed(mine.ids if mine.admitted else ())
-        wall_s = self._watch.committed()
-        self._record = step_record(
-            facts,
-            totals,
-            self._watch,
-            wall_s=wall_s,
-            time=time.time(),
-            checksum=parameter_checksum(trainer.model) if self._last else None,
-        )
-        events = event_records(facts, self._watch, time.time())
-        trainer.writer.commit(self._record, facts.survivors, events)
-        return self._record
-
-    def result(self) -> JobState:
-        """Return the state that the next step starts from.
-
-        Raises RecoverError if this step was not committed: none is ever skipped silently.
-        """
-        if not self._driver.done:
-            raise RecoverError(f"step {self.number} was left without a commit")
-        return self._driver.result
-
-    # --- driving the protocol ------------------------------------------------------------
-
-    def _advance(self) -> AnyEffect | None:
-        """Answer effects until the protocol asks for something that the user's loop does."""
-        while not self._driver.done:
-            effect = cast(AnyEffect, self._driver.pending)
-            if isinstance(effect, Accumulate | Commit):
-                return effect
-            self._driver.answer(self._performer.perform(effect))
-        return None
-
-    def _complete(self, buckets: int) -> None:
-        """Go on reducing from inside backward, as far as the first ``buckets`` buckets reach."""
-        if self._trainer.buckets.in_place or not self._trainer.job.transport.on_own_thread:
-            return  # DDP still reads the gradients, or this is autograd's thread: reduce afterwards
-        while True:
-            effect = cast(AnyEffect, self._driver.pending)
-            ready = isinstance(effect, NextBucket) and self._performer.next_bucket < buckets
-            if not (ready or isinstance(effect, Snapshot | Detect | Reduce)):
-                return
-            self._driver.answer(self._performer.perform(effect))
-
-    def _answer(self, outcome: object) -> None:
-        effect = cast(AnyEffect, self._driver.pending)
-        self._watch.measure(effect, outcome, time.perf_counter())
-        self._driver.answer(outcome)
-
-    def _fetch(self, microbatch_id: int, index: int, *, extra: bool) -> M:
-        slot = rank.board()
-        if slot is not None:
-            slot.beat("extra" if extra else "compute")
-        self._injector.at(Location.EXTRA if extra else Location.DATA)
-        microbatch = cast(M, self._source.fetch(microbatch_id))
-        if not extra:
-            self._injector.at(Location.MICROBATCH, microbatch=index)
-        return microbatch
-
-    def _require_backward(self) -> None:
-        if self._open is not None:
-            raise RecoverError(
-                f"step {self.number}: microbatch {self._open} was not given to step.backward; "
-                "its gradient would be missing from the sum"
-            )
-
-
-def parameter_checksum(model: nn.Module) -> str:
-    """Return the SHA-256 of all parameters, byte for byte, in order.
+def parameter_checksum(stack: Stack) -> str:
+    """Return the SHA-256 of all that this rank holds of the parameters, byte for byte, in order.
 
     Buffers are left out: running statistics, such as batch norm's, are each replica's own.
     """
     digest = hashlib.sha256()
-    for parameter in model.parameters():
-        flat = parameter.detach().cpu().contiguous().view(-1).view(torch.uint8)
+    for parameter in stack.parameters():
+        flat = local(parameter).cpu().contiguous().view(-1).view(torch.uint8)
         digest.update(flat.numpy().tobytes())
     return digest.hexdigest()
 
