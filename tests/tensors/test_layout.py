@@ -92,7 +92,7 @@ def test_views_are_of_the_parameters_shape_and_do_not_overlap() -> None:
 
 def test_memory_is_twice_the_gradients_in_either_mode() -> None:
     parameters = linear_layers(10, 20)
-    tally = 8 * (2 + 2)
+    tally = 8 * (3 + 2)
     for in_place in (False, True):
         buckets = GradientBuckets(parameters, bucket_bytes=64, in_place=in_place)
         assert buckets.nbytes == 2 * (30 * 4 + tally)

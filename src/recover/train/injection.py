@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from torch import nn
+from torch import Tensor, nn
 
 from recover.core.mesh import Place
 from recover.core.schedule import FaultSchedule, Location
@@ -41,11 +41,11 @@ class Injector:
             return
         for part in parts:
             part.register_forward_pre_hook(lambda *_: self.at(Location.FORWARD))
-            part.register_full_backward_pre_hook(lambda *_: self._backward_of_pass())
+            part.register_forward_hook(lambda _, __, output: self._in_backward_of(output))
 
-    def _backward_of_pass(self) -> None:
-        if self.in_pass:
-            self.at(Location.BACKWARD)
+    def _in_backward_of(self, output: object) -> None:
+        if self.in_pass and isinstance(output, Tensor) and output.requires_grad:
+            output.register_hook(lambda _: self.at(Location.BACKWARD))  # type: ignore[no-untyped-call]
 
     def at(
         self, location: Location, *, bucket: int | None = None, microbatch: int | None = None

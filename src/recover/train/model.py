@@ -1,5 +1,7 @@
 """A small LLaMA-style decoder: RMSNorm, rotary positions, SwiGLU, grouped-query attention.
 
+With ``experts`` set, every feed-forward layer is a mixture of experts (``recover.train.moe``).
+
 Layer: `train`. The reference model of the trainer, the demo and the benchmarks; the paper
 trains the same family (Section 5). Written to be read in one sitting: nothing here knows about
 replicas or failures, and any other `nn.Module` can stand in its place.
@@ -8,8 +10,9 @@ Two choices matter to the rest of the library:
 
 - **The model is a function of (config, seed, dtype).** `build` draws every weight in fp32 from its
   own generator, in a fixed order, and casts afterwards. It leaves torch's global generator alone.
-- **There are no buffers.** The rotary table is computed in every forward pass (it is tiny), so
-  that a cast of the module never rounds it and a data-parallel stack never broadcasts it.
+- **There are no buffers.** The rotary table is computed where it is used (it is tiny), so that a
+  cast of the module never rounds it, a data-parallel stack never broadcasts it, and a block can
+  stand alone in a pipeline stage.
 
 Axes: B sequences of a microbatch, S positions, D model width, H query heads, K key-value heads,
 E width of one head, F width of the feed-forward layer, V vocabulary.
@@ -27,6 +30,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from recover.train.moe import MixtureOfExperts
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
@@ -42,12 +47,20 @@ class ModelConfig:
     tie_embeddings: bool = True
     rope_base: float = 10_000.0
     norm_epsilon: float = 1e-5
+    experts: int = 0
+    """Experts of every feed-forward layer; 0 for a dense model."""
+    experts_per_token: int = 2
 
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            if field.name != "tie_embeddings" and not value > 0:
+            if field.name not in ("tie_embeddings", "experts") and not value > 0:
                 raise ValueError(f"{field.name} must be positive, got {value}")
+        if self.experts and not self.experts_per_token <= self.experts:
+            raise ValueError(
+                f"experts={self.experts} must be 0 (a dense model) or at least "
+                f"experts_per_token={self.experts_per_token}"
+            )
         if self.dim % self.heads:
             raise ValueError(f"dim={self.dim} is not a multiple of heads={self.heads}")
         if self.heads % self.kv_heads:
@@ -67,6 +80,9 @@ class ModelConfig:
 PRESETS: Final[Mapping[str, ModelConfig]] = MappingProxyType(
     {
         "tiny": ModelConfig(layers=2, dim=128, heads=4, kv_heads=2, hidden=256, sequence=128),
+        "tiny_moe": ModelConfig(
+            layers=2, dim=128, heads=4, kv_heads=2, hidden=128, sequence=128, experts=4
+        ),
         "small": ModelConfig(layers=8, dim=384, heads=6, kv_heads=2, hidden=1024, sequence=256),
     }
 )
@@ -117,13 +133,15 @@ class Attention(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.head_dim = config.head_dim
+        self.rope_base = config.rope_base
         kv_dim = config.kv_heads * config.head_dim
         self.query = nn.Linear(config.dim, config.dim, bias=False)
         self.key = nn.Linear(config.dim, kv_dim, bias=False)
         self.value = nn.Linear(config.dim, kv_dim, bias=False)
         self.output = nn.Linear(config.dim, config.dim, bias=False)
 
-    def forward(self, x: Tensor, table: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:
+        table = rotary_table(x.shape[1], self.head_dim, self.rope_base, x.device)
         query = rotate(self._split(self.query(x)), table)  # (B, H, S, E)
         key = rotate(self._split(self.key(x)), table)  # (B, K, S, E)
         value = self._split(self.value(x))  # (B, K, S, E)
@@ -161,12 +179,27 @@ class Block(nn.Module):
         self.attention_norm = RMSNorm(config.dim, config.norm_epsilon)
         self.attention = Attention(config)
         self.feed_forward_norm = RMSNorm(config.dim, config.norm_epsilon)
-        self.feed_forward = FeedForward(config)
+        self.feed_forward = (
+            MixtureOfExperts(
+                dim=config.dim,
+                hidden=config.hidden,
+                experts=config.experts,
+                per_token=config.experts_per_token,
+            )
+            if config.experts
+            else FeedForward(config)
+        )
 
-    def forward(self, x: Tensor, table: Tensor) -> Tensor:
-        x = x + self.attention(self.attention_norm(x), table)  # (B, S, D)
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attention(self.attention_norm(x))  # (B, S, D)
         added: Tensor = self.feed_forward(self.feed_forward_norm(x))  # (B, S, D)
         return x + added
+
+
+def next_token_losses(logits: Tensor, targets: Tensor) -> Tensor:
+    """Return the cross-entropy of each of targets (B, S) under logits (B, S, V), as (B, S)."""
+    losses = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none")
+    return losses.view_as(targets)
 
 
 class Decoder(nn.Module):
@@ -202,17 +235,13 @@ class Decoder(nn.Module):
                 f"got {tokens.dtype} of shape {tuple(tokens.shape)}"
             )
         logits = self.logits(tokens[:, :-1])  # (B, S, V) fp32
-        targets = tokens[:, 1:]  # (B, S)
-        losses = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none")
-        return losses.view_as(targets)  # (B, S)
+        return next_token_losses(logits, tokens[:, 1:])
 
     def logits(self, tokens: Tensor) -> Tensor:
         """Return the scores of the next token, (microbatch, sequence, vocab) fp32."""
-        config = self.config
-        table = rotary_table(tokens.shape[1], config.head_dim, config.rope_base, tokens.device)
         x = self.embedding(tokens)  # (B, S, D)
         for block in self.blocks:
-            x = block(x, table)
+            x = block(x)
         weight = self.embedding.weight if self.output is None else self.output.weight  # (V, D)
         return F.linear(self.norm(x), weight).float()
 
@@ -231,7 +260,7 @@ class Decoder(nn.Module):
                 parameter.fill_(1.0)
                 continue
             ends_in_residual = name.endswith(
-                ("attention.output.weight", "feed_forward.output.weight")
+                ("attention.output.weight", "feed_forward.output.weight", "feed_forward.output")
             )
             drawn = torch.empty(parameter.shape)  # on the CPU, so that the device cannot matter
             drawn.normal_(std=residual if ends_in_residual else deviation, generator=generator)
