@@ -123,7 +123,7 @@ def test_a_schedule_is_explained_step_by_step() -> None:
         "step\n"
         "  1 of 4 replicas goes on\n"
         "step 9:\n"
-        "  replica 0 dies in the forward pass of a microbatch, microbatch 0\n"
+        "  replica 0 dies with a microbatch in hand, microbatch 0\n"
         "  nobody is left: the job ends with an error"
     )
 

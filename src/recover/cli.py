@@ -54,12 +54,23 @@ def run(
     raise typer.Exit(status)
 
 
-Preset = StrEnum("Preset", ["tiny", "small"])
+Preset = StrEnum("Preset", ["tiny", "tiny_moe", "small"])
 Data = StrEnum("Data", ["exact", "stream"])
 Policy = StrEnum("Policy", ["static", "adaptive"])
 Restore = StrEnum("Restore", ["auto", "blocking", "non_blocking"])
 Dtype = StrEnum("Dtype", ["float32", "bfloat16"])
-Stack = StrEnum("Stack", ["plain", "ddp"])
+Parallel = StrEnum(
+    "Parallel",
+    {
+        "plain": "plain",
+        "ddp": "ddp",
+        "fsdp1": "fsdp1",
+        "hybrid": "hybrid",
+        "fsdp2": "fsdp2",
+        "3d": "3d",
+    },
+)
+Schedule = StrEnum("Schedule", {"gpipe": "gpipe", "1f1b": "1f1b", "interleaved": "interleaved"})
 
 
 @app.command()
@@ -79,9 +90,26 @@ def train(
         Restore, typer.Option(help="How in-place buckets are rewound.")
     ] = Restore.auto,
     dtype: Annotated[Dtype, typer.Option(help="Type of the parameters.")] = Dtype.float32,
-    stack: Annotated[
-        Stack, typer.Option(help="Plain module, or DistributedDataParallel.")
-    ] = Stack.plain,
+    parallel: Annotated[Parallel, typer.Option(help="What a replica is made of.")] = Parallel[
+        "plain"
+    ],
+    ranks_per_replica: Annotated[
+        int | None,
+        typer.Option(help="Ranks of one replica; default: 1, for FSDP 2, for 3d pp x ep x tp."),
+    ] = None,
+    tp: Annotated[int, typer.Option(help="Tensor-parallel ranks (3d).")] = 1,
+    pp: Annotated[int, typer.Option(help="Pipeline stages (3d).")] = 1,
+    ep: Annotated[int, typer.Option(help="Expert-parallel ranks (3d, tiny_moe).")] = 1,
+    schedule: Annotated[Schedule, typer.Option(help="Of the pipeline (3d).")] = Schedule["1f1b"],
+    sequence_parallel: Annotated[
+        bool, typer.Option("--sequence-parallel", help="Norms on slices of the positions (3d).")
+    ] = False,
+    recompute: Annotated[
+        bool, typer.Option("--recompute", help="Checkpoint the activations of blocks.")
+    ] = False,
+    compiled: Annotated[
+        bool, typer.Option("--compile", help="Run blocks through torch.compile.")
+    ] = False,
     in_place: Annotated[
         bool, typer.Option("--in-place", help="Reduce in place, with snapshots.")
     ] = False,
@@ -113,7 +141,15 @@ def train(
             policy=str(policy),
             restore=str(restore),
             dtype=str(dtype),
-            stack=str(stack),
+            parallel=str(parallel),
+            ranks_per_replica=ranks_per_replica or 0,
+            tp=tp,
+            pp=pp,
+            ep=ep,
+            schedule=str(schedule),
+            sequence_parallel=sequence_parallel,
+            recompute=recompute,
+            compiled=compiled,
             in_place=in_place,
             sequences=sequences,
             learning_rate=learning_rate,
@@ -122,8 +158,8 @@ def train(
             bucket_mb=bucket_mb,
             text=tuple(str(file.absolute()) for file in text or ()),
         )
-        schedule = _checked_faults(faults, Mesh(replicas))
-        status = run_training(config, out=out or _new_run("train"), faults=schedule)
+        deaths = _checked_faults(faults, Mesh(replicas, config.ranks))
+        status = run_training(config, out=out or _new_run("train"), faults=deaths)
     raise typer.Exit(status)
 
 

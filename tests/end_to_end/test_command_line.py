@@ -13,7 +13,8 @@ from tests.end_to_end.harness import recover
 SURFACE = {
     "run": "SCRIPT ARGS --replicas --ranks-per-replica --faults --out",
     "train": "--replicas --microbatches --steps --preset --data --seed --policy --restore --dtype"
-    " --stack --in-place --sequences --learning-rate --warmup --clip-norm --bucket-mb --text"
+    " --parallel --ranks-per-replica --tp --pp --ep --schedule --sequence-parallel --recompute"
+    " --compile --in-place --sequences --learning-rate --warmup --clip-norm --bucket-mb --text"
     " --faults --out",
     "demo": "--out",
     "doctor": "",

@@ -30,7 +30,9 @@ class ReplicaSum:
     ) -> None:
         self._buckets = buckets
         self._ranks = dist.get_world_size() if dist.is_initialized() else 1
-        self._tied = [(t.group, [_slot(buckets, p) for p in t.parameters]) for t in tied]
+        self._tied = [
+            (t.group, [_slot(buckets, p) for p in t.parameters if p.requires_grad]) for t in tied
+        ]
         named = {id(holder): name for name, holder in holders.items()}
         self._copies = self._count_copies([named[id(slot.holder)] for slot in buckets.slots])
 

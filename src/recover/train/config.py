@@ -4,12 +4,14 @@ import json
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
-PRESETS = ("tiny", "small")
+PRESETS = ("tiny", "tiny_moe", "small")
 DATA = ("exact", "stream")
 POLICIES = ("static", "adaptive")
 RESTORE = ("auto", "blocking", "non_blocking")
 DTYPES = ("float32", "bfloat16")
-STACKS = ("plain", "ddp")
+PARALLEL = ("plain", "ddp", "fsdp1", "hybrid", "fsdp2", "3d")
+SCHEDULES = ("gpipe", "1f1b", "interleaved")
+_SHARDED = ("fsdp1", "hybrid", "fsdp2")
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +19,8 @@ class TrainConfig:
     """One training run. Raises ValueError naming the setting, its value and what is allowed."""
 
     replicas: int = 4
+    ranks_per_replica: int = 0
+    """0 asks for what `parallel` needs: 1, 2 shards, or pp x ep x tp."""
     microbatches: int = 16
     """B: microbatches of every committed step."""
     steps: int = 30
@@ -26,7 +30,18 @@ class TrainConfig:
     policy: str = "static"
     restore: str = "auto"
     dtype: str = "float32"
-    stack: str = "plain"
+    parallel: str = "plain"
+    """How a replica is made of its ranks."""
+    pp: int = 1
+    ep: int = 1
+    tp: int = 1
+    schedule: str = "1f1b"
+    """Of a pipeline."""
+    sequence_parallel: bool = False
+    recompute: bool = False
+    """Keep no activations inside blocks."""
+    compiled: bool = False
+    """Run blocks through torch.compile."""
     in_place: bool = False
     """Reduce in the accumulators and keep real snapshots."""
     sequences: int = 2
@@ -43,7 +58,9 @@ class TrainConfig:
     def __post_init__(self) -> None:
         for name in ("replicas", "microbatches", "steps", "sequences"):
             _require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
-        for name in ("seed", "warmup"):
+        for name in ("pp", "ep", "tp"):
+            _require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
+        for name in ("ranks_per_replica", "seed", "warmup"):
             _require(getattr(self, name) >= 0, name, getattr(self, name), "at least 0")
         for name in ("learning_rate", "clip_norm", "bucket_mb"):
             _require(getattr(self, name) > 0, name, getattr(self, name), "above 0")
@@ -53,9 +70,33 @@ class TrainConfig:
         if self.policy == "adaptive":
             enough = self.microbatches >= self.replicas
             _require(enough, "microbatches", self.microbatches, "at least replicas (adaptive)")
+        self._require_shape()
         for file in map(Path, self.text):
             _require(file.is_file(), "text", str(file), "an existing file")
             _require(file.stat().st_size > 0, "text", str(file), "a file that is not empty")
+
+    @property
+    def ranks(self) -> int:
+        """Ranks of a replica."""
+        needed = {"plain": 1, "ddp": 1, "3d": self.pp * self.ep * self.tp}
+        return self.ranks_per_replica or needed.get(self.parallel, 2)
+
+    def _require_shape(self) -> None:
+        ranks = self.ranks
+        if self.parallel == "3d":
+            product = self.pp * self.ep * self.tp
+            shape = f"pp x ep x tp = {self.pp} x {self.ep} x {self.tp} = {product}"
+            _require(ranks == product, "ranks_per_replica", ranks, shape)
+            return
+        only = "used with parallel 3d only"
+        for name in ("pp", "ep", "tp"):
+            _require(getattr(self, name) == 1, name, getattr(self, name), f"1: it is {only}")
+        _require(not self.sequence_parallel, "sequence_parallel", True, f"off: it is {only}")
+        if self.parallel in _SHARDED:
+            fits = self.sequences % ranks == 0
+            _require(fits, "sequences", self.sequences, f"a multiple of ranks_per_replica={ranks}")
+        else:
+            _require(ranks == 1, "ranks_per_replica", ranks, f"1 (parallel {self.parallel})")
 
     def to_json(self) -> str:
         """Return the settings as one argument for the ranks' command line."""
@@ -76,7 +117,8 @@ _CHOICES = {
     "policy": POLICIES,
     "restore": RESTORE,
     "dtype": DTYPES,
-    "stack": STACKS,
+    "parallel": PARALLEL,
+    "schedule": SCHEDULES,
 }
 
 

@@ -17,17 +17,28 @@ from torch import nn
 Group: TypeAlias = dict[str, Any]
 
 
-def parameter_groups(model: nn.Module, *, weight_decay: float) -> list[Group]:
+_WRAPPERS = ("_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "_orig_mod.")
+
+
+def matrix_names(model: nn.Module) -> frozenset[str]:
+    """Return the names of the parameters that decay: all but norms and other 1-D tensors."""
+    return frozenset(name for name, parameter in model.named_parameters() if parameter.ndim >= 2)
+
+
+def parameter_groups(
+    model: nn.Module, *, weight_decay: float, matrices: frozenset[str] | None = None
+) -> list[Group]:
     """Split the trainable parameters: matrices decay, norms and other 1-D tensors do not.
 
-    Frozen parameters are left out and a shared one appears once. Note that a stack which flattens
-    parameters (FSDP1 without original parameters) makes all of them 1-D.
+    Frozen parameters are left out and a shared one appears once. ``matrices`` are the names that
+    `matrix_names` gave before the model was wrapped: FSDP1 makes all parameters 1-D.
     """
-    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    names = matrix_names(model) if matrices is None else matrices
+    trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
     if not trainable:
         raise ValueError(f"{type(model).__name__} has no trainable parameters")
-    decayed = [parameter for parameter in trainable if parameter.ndim >= 2]
-    plain = [parameter for parameter in trainable if parameter.ndim < 2]
+    decayed = [p for name, p in trainable.items() if _unwrapped(name) in names]
+    plain = [p for name, p in trainable.items() if _unwrapped(name) not in names]
     groups: list[Group] = [
         {"params": decayed, "weight_decay": weight_decay},
         {"params": plain, "weight_decay": 0.0},
@@ -39,6 +50,7 @@ def adamw(
     model: nn.Module,
     *,
     peak: float,
+    matrices: frozenset[str] | None = None,
     weight_decay: float = 0.1,
     betas: tuple[float, float] = (0.9, 0.95),
     epsilon: float = 1e-8,
@@ -47,10 +59,17 @@ def adamw(
 
     If any of them is not fp32, all are stepped through fp32 copies: see `MasterWeights`.
     """
-    groups = parameter_groups(model, weight_decay=weight_decay)
+    groups = parameter_groups(model, weight_decay=weight_decay, matrices=matrices)
     narrow = any(p.dtype != torch.float32 for group in groups for p in group["params"])
     construct = MasterWeights if narrow else _plain_adamw
     return construct(groups, lr=peak, betas=betas, eps=epsilon)
+
+
+def _unwrapped(name: str) -> str:
+    """Return a parameter's name without what wrappers have put into it."""
+    for wrapper in _WRAPPERS:
+        name = name.replace(wrapper, "")
+    return name
 
 
 def _plain_adamw(

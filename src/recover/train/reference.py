@@ -10,14 +10,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 
-import torch
-from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
+from torch import Tensor
 
 import recover
 from recover.train.config import TrainConfig
-from recover.train.model import build, parameter_count, preset
+from recover.train.model import preset
 from recover.train.optim import adamw, learning_rate, set_learning_rate
+from recover.train.stacks import make_replica
 from recover.train.text import TextWindows, load_text
 
 
@@ -26,34 +25,37 @@ def main(config: TrainConfig) -> None:
     job = recover.init(
         microbatches=config.microbatches, policy=config.policy, restore=config.restore
     )
-    shape = preset(config.preset)
     text = TextWindows(
         load_text([Path(file) for file in config.text] or None),
         sequences_per_microbatch=config.sequences,
-        sequence=shape.sequence,
+        sequence=preset(config.preset).sequence,
         seed=config.seed,
     )
-    decoder = build(shape, seed=config.seed, dtype=getattr(torch, config.dtype))
-    model: nn.Module = decoder
-    if config.stack == "ddp":
-        model = DistributedDataParallel(decoder, process_group=job.process_group)
-    optimizer = adamw(decoder, peak=config.learning_rate)
+    replica = make_replica(config, job)
+    optimizer = adamw(replica.module, peak=config.learning_rate, matrices=replica.matrices)
     trainer = recover.Trainer(
         job,
-        model,
+        replica.parts,
         optimizer,
+        tied=replica.tied,
         clip_norm=config.clip_norm,
         bucket_mb=config.bucket_mb,
         in_place=config.in_place,
         config=asdict(config) | {"text_sha256": text.corpus.content_hash},
     )
-    print(f"{parameter_count(decoder):,} parameters, {len(trainer.buckets)} buckets", flush=True)
+    print(f"{replica.parameters:,} parameters, {len(trainer.buckets)} buckets", flush=True)
     data: TextWindows | Iterable[Tensor] = text
     if config.data == "stream":
         data = own_stream(text, job.replica, job.replicas)
     for step in trainer.steps(data, until=config.steps):
-        for tokens in step:  # (sequences, sequence + 1) int64
-            step.backward(model(tokens), tokens=text.tokens_per_microbatch)
+        if replica.pipeline is not None:  # runs forward and backward of a whole pass
+            for tokens in step.passes():  # list of (sequences, sequence + 1) int64
+                losses = replica.pipeline(tokens)
+                step.ran(losses, tokens=text.tokens_per_microbatch * len(tokens))
+        else:
+            for microbatch in step:  # (sequences, sequence + 1) int64
+                loss = replica.loss(microbatch)
+                step.backward(loss, tokens=text.tokens_per_microbatch)
         set_learning_rate(optimizer, rate(config, step.number))
         record = step.commit()
         print(f"step {record.step} loss {record.loss:.4f} world {len(record.survivors)}")

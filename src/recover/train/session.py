@@ -22,6 +22,7 @@ def run_training(
         script=SCRIPT,
         args=(config.to_json(),),
         replicas=config.replicas,
+        ranks_per_replica=config.ranks,
         out=out,
         faults=faults,
     )
