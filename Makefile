@@ -1,5 +1,5 @@
 # Two commands are all a user needs: `make demo` and `make test`. Both build .venv first.
-.PHONY: setup demo test check format clean
+.PHONY: setup demo test test-nanotron test-torchtitan check format clean
 
 PYTHON ?= python3
 VENV := .venv
@@ -23,6 +23,18 @@ demo: $(READY)
 test: $(READY)
 	$(BIN)/python -m pytest -n 2 --dist loadgroup
 
+# Frameworks that need an environment of their own; not part of `test`.
+NANOTRON := .venv-nanotron
+
+test-nanotron: $(NANOTRON)/.ready
+	$(NANOTRON)/bin/python -m pytest tests_nanotron
+
+$(NANOTRON)/.ready: pyproject.toml Makefile
+	test -x $(NANOTRON)/bin/python || $(PYTHON) -m venv $(NANOTRON)
+	$(NANOTRON)/bin/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
+	$(NANOTRON)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[nanotron]' pytest pytest-timeout
+	touch $@
+
 check: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -34,4 +46,4 @@ format: $(READY)
 	$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf $(VENV) runs .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(NANOTRON) runs .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -4,7 +4,15 @@ from pathlib import Path
 
 import pytest
 
-REAL_PROCESSES = {"adapters", "conformance", "end_to_end", "launch", "mpi"}
+REAL_PROCESSES = {
+    "adapters",
+    "conformance",
+    "end_to_end",
+    "launch",
+    "mpi",
+    "parallel",
+    "stacks",
+}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

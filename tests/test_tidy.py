@@ -20,7 +20,7 @@ ALLOWED = {
     "tensors": {"core", "mpi"},
     "parallel": {"core", "mpi", "tensors"},
     "train": {"core", "mpi", "launch", "tensors", "parallel", "records", "faults"},
-    "adapters": {"core", "mpi", "tensors", "parallel", "train"},
+    "adapters": {"core", "launch", "mpi", "tensors", "parallel", "train", "records"},
 }
 OUTSIDE = {"numpy", "torch", "mpi4py", "yaml", "rich", "typer"}
 OUTSIDE_ALLOWED = {

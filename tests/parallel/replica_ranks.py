@@ -18,7 +18,7 @@ from recover.train.three_d import Replica, build_replica
 
 SEED = 3
 SEQUENCES = 4
-PASSES = (4, 1, 2, 3, 4)  # microbatches; the first and the last are as long
+PASSES = (4, 1, 2, 5)  # microbatches; 5 is no whole number of interleaved rounds of 2
 DENSE = ModelConfig(vocab=64, layers=4, dim=32, heads=4, kv_heads=2, hidden=48, sequence=16)
 SPARSE = ModelConfig(**(asdict(DENSE) | {"layers": 2, "experts": 4, "hidden": 16}))
 
@@ -49,7 +49,8 @@ def _compared(
         expected = run_alone(oracle, passed)
         off_by = max([off_by, *loss_errors(replica, losses, expected)])
         worst = max(worst, gradient_error(replica, oracle))
-        for local in storage:
+        for parameter, local in zip(parameters(replica), storage, strict=True):
+            assert _local_gradient(parameter).data_ptr() == local.data_ptr(), "added in place"
             local.zero_()
     return {"gradient": worst, "loss": off_by, "counts": counts, **accounts(replica, oracle)}
 
@@ -125,19 +126,21 @@ def gradient_error(replica: Replica, oracle: Decoder) -> float:
 
 def reduced_gradients(replica: Replica) -> dict[nn.Parameter, Tensor]:
     """Sum what is tied, as the trainer does after the reduction across replicas; local tensors."""
-    reduced = {}
-    for parameter in parameters(replica):
-        gradient = parameter.grad
-        assert gradient is not None
-        if isinstance(gradient, DTensor):
-            assert isinstance(parameter, DTensor)
-            assert gradient.placements == parameter.placements
-            gradient = gradient.to_local()
-        reduced[parameter] = gradient.clone()
+    reduced = {p: _local_gradient(p).clone() for p in parameters(replica)}
     for tie in replica.tied:
         for parameter in tie.parameters:
             dist.all_reduce(reduced[parameter], group=tie.group)
     return reduced
+
+
+def _local_gradient(parameter: nn.Parameter) -> Tensor:
+    gradient = parameter.grad
+    assert gradient is not None
+    if not isinstance(gradient, DTensor):
+        return gradient
+    assert isinstance(parameter, DTensor)
+    assert gradient.placements == parameter.placements
+    return gradient.to_local()
 
 
 def oracle_gradient(oracle: Decoder, name: str) -> Tensor:
@@ -152,7 +155,7 @@ def accounts(replica: Replica, oracle: Decoder) -> dict[str, Any]:
     share = 0.0
     for part in replica.parts:
         for name, parameter in part.named_parameters():
-            whole = parameter
+            whole: Tensor = parameter
             if isinstance(parameter, DTensor):
                 share += parameter.to_local().numel() / replica.copies(parameter)
                 whole = parameter.full_tensor()
@@ -163,3 +166,20 @@ def accounts(replica: Replica, oracle: Decoder) -> dict[str, Any]:
     elements = torch.tensor(share, dtype=torch.float64)
     dist.all_reduce(elements)
     return {"elements": elements.item(), "of": sum(p.numel() for p in oracle.parameters())}
+
+
+def frozen() -> dict[str, int]:
+    """Freeze the first stage of two; count the gradients, and the losses of three passes."""
+    replica = build_replica(
+        DENSE, ReplicaShape(pp=2), sequences=SEQUENCES, seed=SEED, schedule="1f1b"
+    )
+    for part in replica.parts:
+        part.requires_grad_(part.embedding is None)
+    losses = [replica.run(microbatches(DENSE, 0, length)) for length in (4, 1, 2)]
+    with_gradient = sum(p.grad is not None for p in parameters(replica))
+    return {"losses": sum(map(len, losses)), "gradients": with_gradient}
+
+
+def compare_two(cases: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Do all that needs two ranks."""
+    return {"cases": compare(cases), "frozen": frozen()}

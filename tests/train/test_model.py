@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from recover.train.model import (
     PRESETS,
+    Block,
     Decoder,
     ModelConfig,
     build,
@@ -19,6 +22,7 @@ from recover.train.model import (
     rotary_table,
     rotate,
 )
+from recover.train.moe import MixtureOfExperts
 
 MICRO = ModelConfig(layers=2, dim=32, heads=4, kv_heads=2, hidden=64, sequence=16)
 CPU = torch.device("cpu")
@@ -166,12 +170,45 @@ def test_a_shorter_sequence_is_a_prefix() -> None:
     torch.testing.assert_close(short, model.token_losses(tokens)[:, :8])
 
 
+def test_experts_say_what_each_token_alone_would_hear() -> None:
+    model = build(replace(MICRO, experts=4), seed=0)
+    mixture = model.blocks[0].feed_forward
+    assert isinstance(mixture, MixtureOfExperts)
+    x = torch.randn(2, 5, 32, generator=torch.Generator().manual_seed(0))  # (B, S, D)
+    expected = torch.empty_like(x)
+    for place in itertools.product(range(2), range(5)):
+        scores = mixture.router(x[place])  # (X,)
+        best, chosen = scores.topk(2)
+        heard = [
+            mixture.output[e] @ (F.silu(mixture.gate[e] @ x[place]) * (mixture.up[e] @ x[place]))
+            for e in chosen
+        ]
+        expected[place] = best.softmax(0) @ torch.stack(heard)
+    torch.testing.assert_close(mixture(x), expected)
+
+
+def test_experts_start_as_a_dense_layer_does_and_idle_ones_get_no_gradient() -> None:
+    model = build(replace(MICRO, layers=8, dim=64, experts=4), seed=0)
+    for name, parameter in model.named_parameters():
+        if "norm" not in name:
+            expected = 0.02 / 4 if name.endswith(("output", "output.weight")) else 0.02
+            assert parameter.std().item() == pytest.approx(expected, rel=0.1), name
+    model(random_tokens(1, 2)).backward()  # one token: at most two of four experts work
+    for block in model.blocks:
+        assert isinstance(block, Block)
+        assert isinstance(block.feed_forward, MixtureOfExperts)
+        gradient = block.feed_forward.gate.grad
+        assert gradient is not None
+        assert int(gradient.flatten(1).any(dim=1).sum()) == 2
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"layers": 0}, "layers must be positive, got 0"),
         ({"vocab": -1}, "vocab must be positive, got -1"),
         ({"norm_epsilon": 0.0}, "norm_epsilon must be positive, got 0.0"),
+        ({"experts": 1}, "experts=1 must be 0 .a dense model. or at least experts_per_token=2"),
         ({"dim": 30}, "dim=30 is not a multiple of heads=4"),
         ({"kv_heads": 3}, "heads=4 is not a multiple of kv_heads=3"),
         ({"dim": 12}, "dim=12 / heads=4 = 3"),
@@ -197,7 +234,9 @@ def test_tokens_of_a_wrong_shape_are_refused(tokens: torch.Tensor) -> None:
 
 
 def test_unknown_names_are_refused() -> None:
-    with pytest.raises(ValueError, match="unknown preset 'huge'; choose one of tiny, small"):
+    with pytest.raises(
+        ValueError, match="unknown preset 'huge'; choose one of tiny, tiny_moe, small"
+    ):
         preset("huge")
     assert preset("tiny") is PRESETS["tiny"]
     with pytest.raises(ValueError, match=r"got torch\.float16"):
