@@ -2,9 +2,10 @@
 
 import sys
 import time
+from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, NoReturn, cast
 
 import typer
 
@@ -128,39 +129,24 @@ def train(
     out: Out = None,
 ) -> None:
     """Train the reference LLaMA-style model on real text."""
+    given = dict(locals())
     from recover.train.session import run_training
 
     with _one_sentence():
-        config = TrainConfig(
-            replicas=replicas,
-            microbatches=microbatches,
-            steps=steps,
-            preset=str(preset),
-            data=str(data),
-            seed=seed,
-            policy=str(policy),
-            restore=str(restore),
-            dtype=str(dtype),
-            parallel=str(parallel),
-            ranks_per_replica=ranks_per_replica or 0,
-            tp=tp,
-            pp=pp,
-            ep=ep,
-            schedule=str(schedule),
-            sequence_parallel=sequence_parallel,
-            recompute=recompute,
-            compiled=compiled,
-            in_place=in_place,
-            sequences=sequences,
-            learning_rate=learning_rate,
-            warmup=warmup,
-            clip_norm=clip_norm,
-            bucket_mb=bucket_mb,
-            text=tuple(str(file.absolute()) for file in text or ()),
-        )
+        config = _settings(given)
         deaths = _checked_faults(faults, Mesh(replicas, config.ranks))
         status = run_training(config, out=out or _new_run("train"), faults=deaths)
     raise typer.Exit(status)
+
+
+def _settings(given: Mapping[str, object]) -> TrainConfig:
+    """Turn the options of ``train``, which are called like the settings, into these."""
+    values = {k: str(v) if isinstance(v, StrEnum) else v for k, v in given.items()}
+    del values["faults"], values["out"]
+    files = cast(list[Path] | None, given["text"]) or []
+    values["text"] = tuple(str(file.absolute()) for file in files)
+    values["ranks_per_replica"] = given["ranks_per_replica"] or 0
+    return TrainConfig(**values)  # type: ignore[arg-type]
 
 
 @app.command()

@@ -68,7 +68,7 @@ def test_no_faults_at_all_are_a_schedule() -> None:
     ("changes", "message"),
     [
         ({"location": "redcue"}, "unknown location 'redcue' (did you mean 'reduce'?); allowed: da"),
-        ({"location": 7}, "unknown location 7; allowed: data, microbatch, forward, backward, reduce, cons"),
+        ({"location": 7}, "unknown location 7; allowed: data, microbatch, forward, backward"),
         ({"location": None}, "unknown location nothing; allowed: data"),
         ({"replica": 4}, "replica must be 0..3, got 4"),
         ({"replica": -1}, "replica must be 0..3, got -1"),
