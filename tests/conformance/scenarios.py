@@ -80,7 +80,7 @@ DISTURBED = [
     # whole iterations
     _training(FLAT, Strike(3, "Accumulate")),
     _training(FLAT, Strike(0, "Reduce", 1)),
-    _training(FLAT, Strike(2, "Reduce", 2, "during"), Strike(1, "Detect", 3)),
+    _training(FLAT, Strike(2, "Reduce", 2, "during"), Strike(1, "Reduce", 3)),
     _training(FLAT, Strike(1, "Agree"), Strike(2, "Accumulate", 1)),
     _training(FLAT, Strike(1, "Commit")),
     _training(FLAT, Strike(3, "Agree", 2)),

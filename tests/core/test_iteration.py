@@ -116,14 +116,15 @@ def full(*replicas: int, microbatches: int = 4) -> dict[Place, Statement]:
 # --- an iteration --------------------------------------------------------------------------
 
 
-def test_without_a_failure_nothing_but_agreements_is_added() -> None:
+def test_without_a_failure_one_probe_and_one_agreement_are_added() -> None:
     rules, state = job(4, 16)
     script = Script()
     after = drive(iteration(Member(Place(1), Mesh(4)), rules, state), script.perform)
     assert script.names() == (
-        "Accumulate NextBucket Snapshot Detect Reduce NextBucket Snapshot Detect Reduce "
+        "Accumulate NextBucket Snapshot Detect Reduce NextBucket Snapshot Reduce "
         "NextBucket Agree Commit"
     )
+    assert script.saw(Detect, Agree) == [Detect(clean=True, bucket=0), Agree(clean=True)]
     assert script.log[0] == Accumulate((4, 5, 6, 7), extra=False)
     assert script.saw(Reduce) == [Reduce(0, muted=False), Reduce(1, muted=False)]
     assert after == JobState((0, 1, 2, 3), ExactLedger(16), step=1, epoch=0)
@@ -133,19 +134,19 @@ def test_without_a_failure_nothing_but_agreements_is_added() -> None:
     assert (facts.divisor, facts.accumulation) == (16, 4)
 
 
-def test_a_failed_reduction_only_changes_how_this_rank_votes_next() -> None:
+def test_after_a_failed_reduction_this_rank_reduces_nothing_more_and_votes_no() -> None:
     rules, state = job(4, 16)
     script = Script(failing_reduces=frozenset({0}), censuses=(full(0, 1, 2),))
     after = drive(iteration(Member(Place(1), Mesh(4)), rules, state), script.perform)
     assert script.names() == (
-        "Accumulate NextBucket Snapshot Detect Reduce NextBucket Snapshot Detect Agree "
+        "Accumulate NextBucket Snapshot Detect Reduce Agree "
         "Shrink Census Agree Regroup Agree Recovered Restore Accumulate "
-        "NextBucket Snapshot Detect Reduce NextBucket Snapshot Detect Reduce NextBucket Agree "
+        "NextBucket Snapshot Detect Reduce NextBucket Snapshot Reduce NextBucket Agree "
         "Commit"
     )
-    assert script.saw(Detect)[1] == Detect(clean=False, bucket=1)
     assert script.saw(Agree)[0] == Agree(clean=False)
-    assert script.saw(Restore) == [Restore((0, 1), RestoreMode.NON_BLOCKING)]
+    assert script.saw(Detect)[1] == Detect(clean=True, bucket=0), "the new group is probed again"
+    assert script.saw(Restore) == [Restore((0,), RestoreMode.NON_BLOCKING)]
     assert script.saw(Accumulate)[1] == Accumulate((14,), extra=True)
     assert after == JobState((0, 1, 2), ExactLedger(16), step=1, epoch=1)
     assert script.facts.contributions == {0: 6, 1: 5, 2: 5}
@@ -158,7 +159,7 @@ def test_a_failed_reduction_only_changes_how_this_rank_votes_next() -> None:
         boundary=True,
         promoted=(),
         extra={0: 2, 1: 1, 2: 1},
-        restored=(0, 1),
+        restored=(0,),
         mode=RestoreMode.NON_BLOCKING,
     )
 
@@ -173,10 +174,10 @@ def test_a_rank_whose_reductions_all_succeeded_restores_too() -> None:
 
 def test_buckets_that_were_not_reached_are_not_restored() -> None:
     rules, state = job(4, 16)
-    script = Script(buckets=5, failing_detects=frozenset({1}), censuses=(full(0, 1, 2),))
+    script = Script(buckets=5, failing_reduces=frozenset({1}), censuses=(full(0, 1, 2),))
     drive(iteration(Member(Place(1), Mesh(4)), rules, state), script.perform)
     assert script.recovery.restored == (0, 1)
-    assert len(script.saw(Reduce)) == 1 + 5
+    assert len(script.saw(Reduce)) == 2 + 5
 
 
 def test_an_error_without_a_death_repeats_the_synchronisation() -> None:

@@ -21,7 +21,6 @@ from recover.core.effects import (
     Detect,
     Discard,
     Effect,
-    NextBucket,
     Reduce,
     Regroup,
     Restore,
@@ -169,18 +168,11 @@ def verdict_per_column() -> Change:
     return _skips((Detect, Reduce), lambda effect: Detect(effect.clean, -1))
 
 
-def leave_the_loop_alone() -> Change:
-    failed = [False]
-
-    def change(effect: Asked) -> Generator[Asked, Any, Any]:
-        if isinstance(effect, NextBucket) and failed[0]:
-            failed[0] = False
-            return None
-        outcome = yield effect
-        failed[0] = isinstance(effect, Reduce) and not outcome
-        return outcome
-
-    return change
+def probe_before_every_bucket(effect: Asked) -> Generator[Asked, Any, Any]:
+    """As the paper does; but a rank whose reduction failed is in the closing agreement by then."""
+    if isinstance(effect, Reduce) and effect.bucket > 0 and not (yield Detect(True, effect.bucket)):
+        return False
+    return (yield effect)
 
 
 # --- changed functions of the core ---------------------------------------------------------
@@ -320,7 +312,13 @@ MUTANTS = (
     Mutant("trust_the_regroup", _SHARDS, "mismatched", mutated(trust_the_regroup)),
     Mutant("vote_always_clean", _GLITCH, "holds undefined", mutated(vote_always_clean)),
     Mutant("verdict_per_column", _SHARDS, "mismatched", mutated(verdict_per_column)),
-    Mutant("leave_the_loop_alone", _W3, "mismatched", mutated(leave_the_loop_alone)),
+    Mutant("probe_before_every_bucket", _W3, "mismatched", stateless(probe_before_every_bucket)),
+    Mutant(
+        "probe_before_every_bucket, no death",
+        _GLITCH,
+        "mismatched",
+        stateless(probe_before_every_bucket),
+    ),
     Mutant("no_condemnation", _SHARDS, "KeyError", patch=no_condemnation),
     Mutant("double_admit", _W5, "the policy says", patch=double_admit),
     Mutant("promote_what_does_not_fit", _W5, "the policy says", patch=promote_what_does_not_fit),

@@ -23,6 +23,12 @@ def test_4_replicas_of_2_shards_with_2_deaths() -> None:
     assert done.schedules > 10_000
 
 
+@pytest.mark.timeout(600)
+def test_columns_that_leave_their_reductions_at_different_buckets() -> None:
+    """Two columns of two buckets: one is through while the other has given up."""
+    run("replicas=3 shards=2 microbatches=6 buckets=2 finish=0 memory=spoiled kills=2")
+
+
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     "job",
@@ -31,6 +37,7 @@ def test_4_replicas_of_2_shards_with_2_deaths() -> None:
         "replicas=4 microbatches=8 kills=2",
         "replicas=3 shards=2 microbatches=6 buckets=1 kills=1",
         "replicas=2 shards=3 microbatches=4 buckets=1 memory=spoiled kills=1",
+        "replicas=3 shards=2 microbatches=6 buckets=3 finish=0 memory=spoiled kills=1",
         "replicas=4 microbatches=8 buckets=3 steps=2 memory=spoiled kills=1",
     ],
 )

@@ -55,6 +55,14 @@ def test_two_columns_get_one_plan() -> None:
     ]
 
 
+def test_a_replica_that_dies_rank_by_rank_is_one_loss() -> None:
+    lines = read("unit").run().splitlines()
+    assert [line for line in lines if ": plan:" in line] == [
+        "  0,2.*: plan: epoch 2, lost replicas 1, promote none, extra 0,2:1, policy boundary"
+    ]
+    assert sum("shrink: epoch" in line for line in lines) == 2, "for three deaths"
+
+
 @pytest.mark.parametrize(
     ("text", "why"),
     [

@@ -6,6 +6,8 @@ from recover.sim.adversary import sparse
 from recover.sim.gradients import Violation
 from recover.sim.job import Job, parse_replay, play
 from recover.sim.liveness import live
+from recover.sim.moves import Move, Point
+from recover.sim.observer import Observer
 from recover.sim.search import explore, job_of_seed, run_seed
 from tests.sim.mutants import mutated, no_restore, stateless, trust_the_census
 
@@ -41,6 +43,39 @@ def test_moves_that_nobody_can_tell_apart_find_nothing_more() -> None:
         explore(job)
         with pytest.raises(Violation, match="mismatched"):
             explore(job, program=mutated(trust_the_census)(job))
+
+
+class Strikes(Observer):
+    """What the adversary did in a run, as (move, point)."""
+
+    def __init__(self) -> None:
+        self.moves: list[tuple[str, str]] = []
+
+    def struck(self, point: Point, move: Move) -> None:
+        self.moves.append((str(move), point.name))
+
+
+def test_the_search_contains_two_columns_at_once_and_replicas_that_die_rank_by_rank() -> None:
+    """What replicas of several ranks add, in a job of which larger ones are extensions."""
+    runs = list[Strikes]()
+
+    def observers() -> tuple[Observer, ...]:
+        runs.append(Strikes())
+        return (runs[-1],)
+
+    shape = "replicas=3 shards=2 microbatches=6 buckets=1 finish=0 memory=spoiled kills=2"
+    explore(Job.parse(shape), every_subset_up_to=1, observers=observers)
+    made = {tuple(run.moves) for run in runs}
+    for first, second in (("before", "before"), ("during", "during"), ("before", "during")):
+        columns = ((f"kill 0.0 {first}", "reduce 0"), (f"kill 1.1 {second}", "reduce 0"))
+        assert columns in made, "before the next collective of the whole job"
+    for point in ("detect 0", "reduce 0", "shrink", "census", "census-verdict", "regroup"):
+        pair = (("kill 0.0 before", "reduce 0"), ("kill 0.1 before", point))
+        assert pair in made or pair[::-1] in made, f"its peer in the {point}"
+    assert any(
+        len(moves) == 4 and {move.split()[1] for move, _ in moves} == {"0.0", "0.1", "1.0", "1.1"}
+        for moves in made
+    ), "two replicas die as units"
 
 
 def test_a_failure_message_replays() -> None:

@@ -62,22 +62,26 @@ class UnequalReplicas(RecoverError):
 async def synchronise(ledger: BucketLedger, *, epoch: int, muted: bool) -> bool:
     """Reduce every bucket under one membership; return the agreed verdict.
 
-    Each bucket goes through the guarded all-reduce (Algorithm 2): snapshot, detect, reduce. What
-    this rank's own reduction did only decides how it votes next: the loop is left where a detection
-    says so, which is on the same bucket everywhere in the group. A rank that left by itself would
-    meet the others' detection of the next bucket with its closing agreement. After that nothing
-    more is reduced, since all of it would be rolled back. The closing agreement is the consensus
-    (Algorithm 3) and the replica-consistency gate (Section 4.4) in one: it runs over all ranks of
-    all replicas.
+    The group is probed once, before the first bucket, so that a death that has come to light by
+    then costs nobody a reduction; every bucket is snapshotted and reduced (Algorithm 2). What this
+    rank's own reduction did only decides how it votes: after a failure it reduces nothing more,
+    since all of it would be rolled back, and goes to the closing agreement; others follow when
+    their own next reduction fails, because the group was revoked, or when they are through.
+
+    A probe before every bucket would be one more agreement per bucket and change no verdict: what
+    a probe can see, the reduction or the agreement after it sees too. But no probe may follow the
+    first reduction, or a rank that has left could meet it with its closing agreement.
+
+    The closing agreement is the consensus (Algorithm 3) and the replica-consistency gate (Section
+    4.4) in one: it runs over all ranks of all replicas.
     """
-    clean = True
-    while (bucket := await NextBucket()) is not None:  # ends: an iteration has so many buckets
+    clean, probed = True, False
+    while clean and (bucket := await NextBucket()) is not None:  # ends: so many buckets there are
         ledger.tag(bucket, epoch)
         await Snapshot(bucket)
-        clean = await Detect(clean, bucket)
-        if not clean:
-            break
-        clean = await Reduce(bucket, muted)
+        clean = probed or await Detect(True, bucket)
+        probed = True
+        clean = clean and await Reduce(bucket, muted)
     return await Agree(clean)
 
 

@@ -41,14 +41,15 @@ def explore(
     *,
     every_subset_up_to: int = 4,
     program: Program[States] | None = None,
+    observers: Callable[[], Sequence[Observer]] = lambda: (),
     merge: bool = True,
     limit: int | None = None,
 ) -> Explored:
     """Run every schedule of ``job`` within its budget.
 
     ``every_subset_up_to``: in larger groups, those that see a disturbed collective fail are one
-    rank, all but one, or all. ``merge`` False switches the cutting off off. Raises Violation with
-    the command that replays it.
+    rank, all but one, or all. ``observers`` makes those that watch one run. ``merge`` False
+    switches the cutting off off. Raises Violation with the command that replays it.
     """
     picks, seen, known = EveryPick(), set[int](), dict[object, Hashable]()
     adversary = Picking(picks, job.budget(), every_subset_up_to=every_subset_up_to)
@@ -64,7 +65,7 @@ def explore(
     while picks.begin() and (limit is None or schedules < limit):
         schedules += 1
         try:
-            play(job, adversary, before_meeting=visit, program=program)
+            play(job, adversary, observers=observers(), before_meeting=visit, program=program)
             finished += 1
         except _Known:
             pass
