@@ -155,13 +155,14 @@ class Step(Generic[M]):
         mine = facts.plan[trainer.job.replica]
         self._source.committed(mine.ids if mine.admitted else ())
         wall_s = self._watch.committed()
+        ended = self._last and trainer.optimizer is not None  # else the caller steps it later
         self._record = step_record(
             facts,
             totals,
             self._watch,
             wall_s=wall_s,
             time=time.time(),
-            checksum=trainer.checksum() if self._last else None,
+            checksum=trainer.checksum() if ended else None,
         )
         if trainer.writer is not None:
             events = event_records(facts, self._watch, time.time())
