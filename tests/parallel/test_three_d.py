@@ -15,7 +15,7 @@ from recover.train.three_d import build_replica, split_layers
 from tests.parallel.harness import launch
 from tests.parallel.replica_ranks import DENSE, PASSES, SPARSE
 
-pytestmark = [pytest.mark.xdist_group("processes"), pytest.mark.timeout(240)]
+pytestmark = pytest.mark.timeout(240)
 
 TWO: dict[str, dict[str, Any]] = {
     "interleaved": {"shape": {"pp": 2}, "schedule": "interleaved"},
