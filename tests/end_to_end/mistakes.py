@@ -129,8 +129,7 @@ def unknown_restore() -> None:
 
 
 def another_group() -> None:
-    file = Path(sys.argv[1]) / f"store-{JOB.replica}"
-    dist.init_process_group("gloo", init_method=f"file://{file}", rank=0, world_size=1)
+    assert dist.is_initialized(), "the replica's own world, which is what DDP takes by itself"
     trainer(DistributedDataParallel(nn.Linear(2, 1)))
 
 
