@@ -33,7 +33,7 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Run:
 def test_a_disturbed_training_follows_the_undisturbed_one(reference: Run, tmp_path: Path) -> None:
     """Even one of another width: the microbatches of a step do not depend on the replicas."""
     file = write_faults(tmp_path / "faults.yaml", FAULTS)
-    options = ("--replicas", 4, "--sequences", 1, "--stack", "ddp", "--faults", file)
+    options = ("--replicas", 4, "--sequences", 1, "--parallel", "ddp", "--faults", file)
     run = train(tmp_path / "job", *options)
     assert len(set(run.checksums().values())) == 1
     assert set(run.checksums()) == {1, 3}
