@@ -35,6 +35,17 @@ $(NANOTRON)/.ready: pyproject.toml Makefile
 	$(NANOTRON)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[nanotron]' pytest pytest-timeout
 	touch $@
 
+TITAN := .venv-torchtitan
+
+test-torchtitan: $(TITAN)/.ready
+	$(TITAN)/bin/python -m pytest tests_torchtitan
+
+$(TITAN)/.ready: pyproject.toml Makefile
+	test -x $(TITAN)/bin/python || $(PYTHON) -m venv $(TITAN)
+	$(TITAN)/bin/python -m pip install --quiet --disable-pip-version-check torch==2.14.1
+	$(TITAN)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[torchtitan]' pytest pytest-timeout
+	touch $@
+
 check: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -46,4 +57,4 @@ format: $(READY)
 	$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf $(VENV) $(NANOTRON) runs .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(NANOTRON) $(TITAN) runs .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,1 @@
+"""Jobs of torchtitan, in an environment of its own: `make test-torchtitan`."""
