@@ -44,7 +44,7 @@ class Membership:
     shares: Mapping[int, Share]
     """Share of each surviving replica, in ascending order."""
     dead_ranks: tuple[int, ...]
-    """World ranks that died since the last membership; peers that left with them are not listed."""
+    """World ranks that died since the last membership; as a rule all of a replica."""
 
     @property
     def survivors(self) -> tuple[int, ...]:

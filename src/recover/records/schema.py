@@ -67,7 +67,7 @@ class EventRecord:
     replicas: tuple[int, ...]
     """Replicas that left, ascending; empty where an error hit nobody."""
     ranks: tuple[int, ...]
-    """World ranks that died, ascending; peers that left with them are not listed."""
+    """World ranks that died, ascending; as a rule all of a replica, whose ranks die together."""
     boundary: bool
     """Whether spares did not cover the loss, so that extra microbatches were run."""
     promoted: tuple[int, ...]

@@ -11,7 +11,7 @@ RESTORE = ("auto", "blocking", "non_blocking")
 DTYPES = ("float32", "bfloat16")
 PARALLEL = ("plain", "ddp", "fsdp1", "hybrid", "fsdp2", "3d")
 SCHEDULES = ("gpipe", "1f1b", "interleaved")
-_SHARDED = ("fsdp1", "hybrid", "fsdp2")
+SHARDED = ("fsdp1", "hybrid", "fsdp2")
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ class TrainConfig:
         for name in ("pp", "ep", "tp"):
             _require(getattr(self, name) == 1, name, getattr(self, name), f"1: it is {only}")
         _require(not self.sequence_parallel, "sequence_parallel", True, f"off: it is {only}")
-        if self.parallel in _SHARDED:
+        if self.parallel in SHARDED:
             fits = self.sequences % ranks == 0
             _require(fits, "sequences", self.sequences, f"a multiple of ranks_per_replica={ranks}")
         else:

@@ -1,7 +1,7 @@
 """Failures on schedule: SIGKILL to itself at the place that a schedule names. Layer: train.
 
 The schedule is the same on every rank; each rank looks for entries that name itself. A death in
-``reduce`` comes after the probe of that bucket has passed and before this rank has brought its
+``reduce`` comes after the probe of that step has passed and before this rank has brought its
 part: the others are inside the all-reduce, or on their way into it, and cannot leave it without an
 error. To have them inside for certain, the victim waits until the board shows them there.
 """

@@ -27,13 +27,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from recover.parallel.shape import ReplicaShape
 from recover.parallel.tied import Tied
-from recover.train.config import TrainConfig
+from recover.train.config import SHARDED, TrainConfig
 from recover.train.job import Job
 from recover.train.model import Block, Decoder, build, parameter_count, preset
 from recover.train.optim import matrix_names
 from recover.train.three_d import build_replica
-
-SHARDED = ("fsdp1", "hybrid", "fsdp2")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +63,9 @@ def make_replica(config: TrainConfig, job: Job) -> ReferenceReplica:
     shape = preset(config.preset)
     # FSDP casts for the passes by itself and keeps its shards in fp32.
     dtype = torch.float32 if config.parallel in SHARDED else getattr(torch, config.dtype)
-    decoder = build(shape, seed=config.seed, dtype=dtype)
-    matrices, parameters = matrix_names(decoder), parameter_count(decoder)
+    with torch.device("meta"):  # names and sizes of the whole, without its memory
+        whole = Decoder(shape)
+    matrices, parameters = matrix_names(whole), parameter_count(whole)
     if config.parallel == "3d":
         replica = build_replica(
             shape,
@@ -87,6 +86,7 @@ def make_replica(config: TrainConfig, job: Job) -> ReferenceReplica:
             pipeline=replica.run,
             tied=replica.tied,
         )
+    decoder = build(shape, seed=config.seed, dtype=dtype)
     model = _wrapped(_prepared(decoder, config), config, job)
 
     def loss(microbatch: Tensor) -> Tensor:  # (sequences, sequence + 1) int64

@@ -83,15 +83,15 @@ class Trainer:
         self.job, self.optimizer, self.clip_norm = job, optimizer, clip_norm
         self.stack = Stack(model)
         self.stack.keep_inside(lambda: job.process_group)
-        names = holders if holders is not None else self.stack.holders()
+        gradients = holders if holders is not None else self.stack.holders()
         self.buckets = GradientBuckets(
-            names.values(),
+            gradients.values(),
             bucket_bytes=int(bucket_mb * 2**20),
             in_place=in_place,
             eager=self.stack.ddp is None,
         )
         self.signal = BackwardSignal(self.stack.ddp, self.buckets, lambda: job.process_group)
-        self.replica_sum = ReplicaSum(self.buckets, names, tied)
+        self.replica_sum = ReplicaSum(self.buckets, gradients, tied)
         self.injector = _injector(job)
         self.injector.watch(self.stack.parts)
         self.writer = RecordWriter(job.out, job.replica) if job.shard == 0 else None
