@@ -23,8 +23,8 @@ class Rank:
     history: History | None = None
     gone: bool = False
     joined: bool = False
-    sentence: str | None = None
-    """Why the launcher killed it."""
+    sentence: RankEnd | None = None
+    """How it ends, where the launcher ended it."""
 
 
 class Roster:
@@ -34,6 +34,8 @@ class Roster:
         self.ranks = [Rank(world_rank) for world_rank in range(world_size)]
         self.ends: list[RankEnd] = []
         """How those ended that did not finish, in the order in which they were found."""
+        self.found_s: dict[int, float] = {}
+        """When they were found, by world rank."""
         self.started_at_s: float | None = None
         """When the last rank's Python was first seen."""
         self.last_death_s = 0.0
@@ -104,6 +106,7 @@ class Roster:
         end = self._end_of(rank)
         if end is not None:
             self.ends.append(end)
+            self.found_s[rank.world_rank] = now_s
         processes.kill_job(self._control, rank.world_rank)
 
     def _end_of(self, rank: Rank) -> RankEnd | None:
@@ -113,7 +116,7 @@ class Roster:
         if ended is not None and ended.kind == note.FINISHED:
             return None
         if rank.sentence is not None:
-            return RankEnd(rank.world_rank, outcome.HANG, rank.sentence)
+            return rank.sentence
         if ended is not None:
             return RankEnd(rank.world_rank, ended.kind, ended.reason)
         if rank.pid is None:

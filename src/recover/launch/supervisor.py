@@ -14,17 +14,19 @@ import time
 from mmap import mmap
 from pathlib import Path
 
-from recover.launch import board, follow, layout, note, processes
+from recover.launch import board, follow, layout, note, outcome, processes
 from recover.launch.display import Display
 from recover.launch.interrupts import Interrupts
 from recover.launch.liveness import History, condemn
-from recover.launch.outcome import Outcome
+from recover.launch.outcome import Outcome, RankEnd
 from recover.launch.roster import Rank, Roster
 from recover.launch.spec import LaunchSpec
 
 _POLL_S = 0.05
 _LAST_WORDS_S = 1.0
 """How long ranks that fail together get to say why."""
+_LEAVE_S = 1.0
+"""How long the other ranks of a replica get to leave with one that died."""
 _DETAIL_LINES = 5
 
 
@@ -97,6 +99,7 @@ class Supervisor:
         problem = self._problem(now_s)
         if problem is None and self._roster.living:
             self._notify(now_s)
+            self._end_torn_replicas(now_s)
             self._make_hangs_deaths(now_s)
             time.sleep(_POLL_S)
         return problem
@@ -131,6 +134,23 @@ class Supervisor:
             return f"ranks {silent} did not join MPI within {limits.join_s:g} s"
         return None
 
+    def _end_torn_replicas(self, now_s: float) -> None:
+        """End what is left of a replica whose other ranks should have left by themselves.
+
+        One that holds the interpreter's lock in a long call cannot.
+        """
+        mesh = self._spec.mesh
+        lost = {
+            mesh.place(world_rank).replica: world_rank
+            for world_rank, found_s in self._roster.found_s.items()
+            if now_s - found_s >= _LEAVE_S
+        }
+        for rank in self._roster.living:
+            replica = mesh.place(rank.world_rank).replica
+            if replica in lost and rank.sentence is None:
+                reason = f"left with rank {lost[replica]} of its replica"
+                self._sentence(rank, RankEnd(rank.world_rank, note.CONDEMNED, reason))
+
     def _make_hangs_deaths(self, now_s: float) -> None:
         histories: dict[int, History] = {}
         for rank in self._roster.living:
@@ -144,10 +164,13 @@ class Supervisor:
             histories, now_s, self._spec.timeouts, last_death_s=self._roster.last_death_s
         )
         for world_rank, reason in condemned.items():
-            rank = self._roster.ranks[world_rank]
-            rank.sentence = reason
-            self._display.on_notice(f"{self._name(rank)} is ended by the launcher: {reason}")
-            self._roster.signal(rank, signal.SIGKILL)
+            end = RankEnd(world_rank, outcome.HANG, reason)
+            self._sentence(self._roster.ranks[world_rank], end)
+
+    def _sentence(self, rank: Rank, end: RankEnd) -> None:
+        rank.sentence = end
+        self._display.on_notice(f"{self._name(rank)} is ended by the launcher: {end.reason}")
+        self._roster.signal(rank, signal.SIGKILL)
 
     def _notify(self, now_s: float) -> None:
         """Tell of ranks that failed, once it is clear that the job goes on without them."""

@@ -15,7 +15,8 @@ why, and SIGKILLs its own process. No timeout of a collective is involved.
 3. The other replicas learn of all four deaths from the transport, which waits for the rest of a
    replica before it shrinks.
 
-A rank that noted that it finished is not missed.
+A rank that noted that it finished is not missed. One whose interpreter is locked up in a long call
+cannot leave; the launcher ends it a second later.
 """
 
 import os
