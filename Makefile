@@ -1,5 +1,5 @@
 # Two commands are all a user needs: `make demo` and `make test`. Both build .venv first.
-.PHONY: setup demo test test-nanotron test-torchtitan check format clean
+.PHONY: setup demo test test-slow test-nanotron test-torchtitan check format clean
 
 PYTHON ?= python3
 VENV := .venv
@@ -21,7 +21,10 @@ demo: $(READY)
 	$(BIN)/recover demo
 
 test: $(READY)
-	$(BIN)/python -m pytest -n 2 --dist loadgroup
+	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+test-slow: $(READY)
+	$(BIN)/python -m pytest -m slow
 
 # Frameworks that need an environment of their own; not part of `test`.
 NANOTRON := .venv-nanotron

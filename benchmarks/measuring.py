@@ -38,6 +38,7 @@ def finished_run(
     arguments: Mapping[str, Any],
     *,
     replicas: int,
+    ranks_per_replica: int = 1,
     deadline_s: float,
     faults: str | None = None,
 ) -> Iterator[Path]:
@@ -54,6 +55,7 @@ def finished_run(
             script=Path(__file__).with_name(f"{module}.py"),
             args=(json.dumps(arguments),),
             replicas=replicas,
+            ranks_per_replica=ranks_per_replica,
             out=Path(folder) / "run",
             faults=schedule,
         )

@@ -114,6 +114,9 @@ def train(
     in_place: Annotated[
         bool, typer.Option("--in-place", help="Reduce in place, with snapshots.")
     ] = False,
+    overlap: Annotated[
+        bool, typer.Option("--overlap", help="Reduce beside the last backward pass.")
+    ] = False,
     sequences: Annotated[int, typer.Option(help="Sequences in a microbatch.")] = 2,
     learning_rate: Annotated[float, typer.Option(help="Peak learning rate.")] = 1e-3,
     warmup: Annotated[int, typer.Option(help="Steps of linear warm-up.")] = 5,

@@ -139,6 +139,15 @@ def gradients_in_buckets_of_ddp() -> None:
     trainer(DistributedDataParallel(model, process_group=group, gradient_as_bucket_view=True))
 
 
+def overlap_in_place() -> None:
+    recover.Trainer(JOB, nn.Linear(2, 1), None, overlap=True, in_place=True)
+
+
+def overlap_under_ddp() -> None:
+    model = DistributedDataParallel(nn.Linear(2, 1), process_group=JOB.process_group)
+    recover.Trainer(JOB, model, None, overlap=True)
+
+
 def unequal_models() -> None:
     next(iter(trainer(nn.Linear(2, 1 + JOB.replica)).steps(DATA, until=1)))
 
@@ -162,7 +171,7 @@ MISTAKES: tuple[Callable[[], None], ...] = (
     *(backward_twice, loop_begun_again, no_commit, steps_again, stream_that_ends, empty_data),
     *(no_steps, nothing_to_train, no_clipping, no_microbatches, unknown_policy, unknown_restore),
     *(another_group, gradients_in_buckets_of_ddp, unequal_models, unequal_batches, unequal_ends),
-    unequal_data,
+    *(unequal_data, overlap_in_place, overlap_under_ddp),
 )
 
 if __name__ == "__main__":

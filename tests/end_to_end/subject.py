@@ -30,6 +30,7 @@ class Settings:
     microbatches: int = 12
     stack: str = "plain"
     in_place: bool = False
+    overlap: bool = False
     restore: str = "auto"
     policy: str = "static"
     data: str = "exact"
@@ -164,6 +165,7 @@ def main(settings: Settings) -> None:
         clip_norm=settings.clip_norm,
         bucket_mb=512 / 2**20,  # five buckets
         in_place=settings.in_place,
+        overlap=settings.overlap,
     )
     data: Sentences | Iterable[Tensor] = Sentences()
     if settings.data == "stream":

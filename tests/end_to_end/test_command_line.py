@@ -14,8 +14,8 @@ SURFACE = {
     "run": "SCRIPT ARGS --replicas --ranks-per-replica --faults --out",
     "train": "--replicas --microbatches --steps --preset --data --seed --policy --restore --dtype"
     " --parallel --ranks-per-replica --tp --pp --ep --schedule --sequence-parallel --recompute"
-    " --compile --in-place --sequences --learning-rate --warmup --clip-norm --bucket-mb --text"
-    " --faults --out",
+    " --compile --in-place --overlap --sequences --learning-rate --warmup --clip-norm --bucket-mb"
+    " --text --faults --out",
     "demo": "--out",
     "doctor": "",
     "faults generate": "--replicas --ranks-per-replica --seed --count --first-step --last-step"

@@ -61,6 +61,7 @@ class Case:
     def __str__(self) -> str:
         kills = ",".join(f"{kill.replica}@{kill.location}" for kill in self.kills)
         way = "in-place" if self.settings.in_place else "out-of-place"
+        way += "-overlap" if self.settings.overlap else ""
         return f"{kills}:{self.settings.stack}:{way}:{self.settings.restore}"
 
 
@@ -74,9 +75,11 @@ def cases() -> Iterator[Case]:
                 Kill(TOGETHER_IN, replica, during),
                 Kill(1 if replica % 2 else 5, alone, ALONE[(turn + 2 * replica) % 3]),
             )
+            ddp = (replica + turn) % 3 == 0  # it takes twice as long
             settings = Settings(
-                stack="ddp" if (replica + turn) % 3 == 0 else "plain",  # it takes twice as long
+                stack="ddp" if ddp else "plain",
                 in_place=(replica + turn) % 2 == 1,
+                overlap=(replica + turn) % 2 == 0 and not ddp,
                 restore=RESTORE[replica % 3],
             )
             yield Case(kills, settings)
@@ -90,6 +93,7 @@ def test_the_matrix_is_complete() -> None:
     assert len(killed) == REPLICAS * 9
     ways = {(case.settings.stack, case.settings.in_place) for case in CASES}
     assert len(ways) == 4
+    assert any(case.settings.overlap for case in CASES)
     assert {case.settings.restore for case in CASES if case.settings.in_place} == set(RESTORE)
 
 

@@ -30,6 +30,8 @@ SENTENCES = {
     "unknown_restore": "restore must be one of auto, blocking, non_blocking, got 'later'",
     "another_group": "reduces over another process group",
     "gradients_in_buckets_of_ddp": "gradient_as_bucket_view",
+    "overlap_in_place": "overlap=True needs in_place=False",
+    "overlap_under_ddp": "overlap=True is for models without DistributedDataParallel",
     "unequal_models": "replicas hold different models or settings",
     "unequal_batches": "replicas hold different models or settings",
     "unequal_ends": "replicas hold different models or settings",

@@ -49,6 +49,7 @@ class Settings:
     microbatches: int = 12
     clip_norm: float | None = None
     in_place: bool = False
+    overlap: bool = False
     kept: str = ""
     """Directory for what each rank keeps."""
 
@@ -189,6 +190,7 @@ def main(settings: Settings) -> None:
         clip_norm=settings.clip_norm,
         bucket_mb=512 / 2**20,
         in_place=settings.in_place,
+        overlap=settings.overlap,
         tied=part.tied,
     )
     steps = []

@@ -6,7 +6,8 @@ location is hit in both shards: in shard 0, which hosts the store of its replica
 B = 12 divides by 4, 3, 2 and 1, so there is never a spare: every step must commit the ids of a run
 without failures, and so each run is compared with one process that trains on those.
 
-The first steps, before anybody has died, are the test of the stack without failures.
+The first steps, before anybody has died, are the test of the stack without failures. Most of it is
+marked slow: `make test-slow`.
 """
 
 from collections.abc import Iterator
@@ -32,6 +33,7 @@ STACKS = ("fsdp2", "fsdp1", "pp", "hybrid", "tp", "fsdp1-orig", "fsdp2-bf16")
 ANYWHERE = ("data", "microbatch", "forward", "backward", "reduce", "consensus", "optimizer")
 DURING = ("repair", "restore", "extra")
 ALONE_IN, TOGETHER_IN = 6, 12
+QUICK = ("fsdp2", "pp")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +61,10 @@ def cases() -> Iterator[Case]:
             Kill(cause.noticed_in, turn % REPLICAS, turn // 3 % 2, DURING[turn % 3]),
         )
         clip_norm = 2.0 if turn % 2 == 0 else None
-        yield Case(Settings(stack, clip_norm=clip_norm, in_place=turn % 3 == 1), kills)
+        settings = Settings(
+            stack, clip_norm=clip_norm, in_place=turn % 3 == 1, overlap=turn % 3 == 0
+        )
+        yield Case(settings, kills)
 
 
 CASES = tuple(cases())
@@ -71,7 +76,13 @@ def test_every_location_is_hit_in_every_shard() -> None:
     assert any(kill.victim == 0 for case in CASES for kill in case.kills)
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(c, marks=[] if c.settings.stack in QUICK else pytest.mark.slow, id=str(c))
+        for c in CASES
+    ],
+)
 def test_survivors_train_on_as_one_process_would(case: Case, tmp_path: Path) -> None:
     run = run_subject(tmp_path / "job", case.settings, replicas=REPLICAS, kills=case.kills)
     assert_unit_deaths(run, case.kills)
@@ -85,7 +96,7 @@ def test_survivors_train_on_as_one_process_would(case: Case, tmp_path: Path) -> 
     )
 
 
-COLUMNS = (("fsdp2", "reduce", 0), ("pp", "consensus", None))
+COLUMNS = (("fsdp2", "reduce", 0), pytest.param("pp", "consensus", None, marks=pytest.mark.slow))
 """Stack, location and bucket of two deaths in different columns at once."""
 
 

@@ -1,32 +1,40 @@
-"""Replicas of several ranks on every stack: the curve of one process, with and without deaths.
+"""Replicas of several ranks in `recover train`: the curve of one process, whoever dies.
 
 Each run trains the reference model through `recover train --parallel`. B divides by every number of
 survivors, so there is never a spare: each step commits the failure-free microbatches, and its loss
 is that of the plain model to fp32 rounding.
 """
 
+import functools
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
+from recover.records import RunRecord
 from tests.end_to_end.harness import Run, recover, write_faults
 
 pytestmark = pytest.mark.timeout(600)
 
-STEPS, BATCH = 5, 12
+STEPS, BATCH = 20, 12
 COMMON = ("--steps", STEPS, "--microbatches", BATCH, "--bucket-mb", 0.5)
 Kill = tuple[int, int, int, str]
 """Step, replica, rank in it, location."""
 
-DISTURBED: list[tuple[str, Sequence[object], int, int, Sequence[Kill]]] = [
-    ("fsdp2", (), 3, 2, [(1, 1, 1, "reduce"), (3, 0, 0, "forward")]),
+DENSE, EXPERTS = "tiny", "tiny_moe"
+RUNS: list[tuple[str, str, Sequence[object], int, int, Sequence[Kill]]] = [
+    ("fsdp2", DENSE, (), 3, 2, [(8, 1, 1, "reduce"), (14, 0, 0, "forward")]),
+    ("3d", DENSE, ("--tp", 2, "--pp", 2), 2, 4, ()),
+    ("3d", DENSE, ("--tp", 2, "--pp", 2), 2, 4, [(10, 0, 3, "backward")]),
+    ("3d", EXPERTS, ("--ep", 2), 3, 2, [(8, 0, 1, "forward"), (14, 2, 0, "reduce")]),
 ]
 
 
 def trained(
     directory: Path,
     parallel: str,
+    preset: str,
     options: Sequence[object],
     replicas: int,
     kills: Sequence[Kill] = (),
@@ -40,34 +48,36 @@ def trained(
     faults = ("--faults", write_faults(directory / "faults.yaml", entries)) if kills else ()
     out = directory / "run"
     return recover(
-        *("train", "--parallel", parallel, "--replicas", replicas, "--out", out),
-        *(*COMMON, *options, *faults),
+        *("train", "--parallel", parallel, "--preset", preset, "--replicas", replicas),
+        *("--out", out, *COMMON, *options, *faults),
         out=out,
     ).finished()
 
 
-@pytest.fixture(scope="module")
-def one_process(tmp_path_factory: pytest.TempPathFactory) -> Run:
+@functools.cache
+def one_process(preset: str) -> RunRecord:
     """Return the run of the plain model in one process."""
-    return trained(tmp_path_factory.mktemp("plain"), "plain", (), replicas=1)
+    with tempfile.TemporaryDirectory() as folder:
+        return trained(Path(folder), "plain", preset, (), replicas=1).record
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("parallel", "options", "replicas", "ranks", "kills"),
-    DISTURBED,
+    ("parallel", "preset", "options", "replicas", "ranks", "kills"),
+    RUNS,
     ids=lambda value: str(value).replace(" ", ""),
 )
 def test_every_stack_keeps_the_curve_of_one_process(
     parallel: str,
+    preset: str,
     options: Sequence[object],
     replicas: int,
     ranks: int,
     kills: Sequence[Kill],
-    one_process: Run,
     tmp_path: Path,
 ) -> None:
-    run = trained(tmp_path, parallel, options, replicas, kills)
-    for step, wanted in zip(run.record.steps, one_process.record.steps, strict=True):
+    run = trained(tmp_path, parallel, preset, options, replicas, kills)
+    for step, wanted in zip(run.record.steps, one_process(preset).steps, strict=True):
         assert step.microbatches == BATCH, run.replay
         ids = sorted(number for given in step.ids.values() for number in given)
         assert ids == list(range(BATCH * step.step, BATCH * (step.step + 1))), run.replay

@@ -174,6 +174,9 @@ class Gradient:
         """Return Nanotron's buffer."""
         return cast(Tensor, self._buffer["fp32_grad"])
 
+    def holds(self, gradient: Tensor) -> bool:
+        return False  # added to after autograd's hooks
+
     def watch(self, used: Callable[[], None]) -> None:
         """Call ``used`` when a backward pass has given the 16-bit parameter a gradient."""
         self._parameter.register_post_accumulate_grad_hook(lambda _: used())

@@ -64,6 +64,9 @@ class FlatHolder:
         gradient: Tensor | None = self._flat.grad
         return gradient
 
+    def holds(self, gradient: Tensor) -> bool:
+        return False  # not before the end of the pass
+
     def watch(self, used: Callable[[], None]) -> None:
         # The hook runs while the gradient is still whole; it is sharded by the end of the pass.
         self._flat.register_post_accumulate_grad_hook(lambda _: used())

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
 
 from recover.parallel import fsdp1
@@ -46,7 +46,7 @@ class Stack:
             for module in fsdp1.wrapped(part):
                 found[f"{flat[id(module)]}.flat"] = fsdp1.FlatHolder(module)
             loose = {id(p) for p in fsdp1.loose_parameters(part)}
-            for name, parameter in part.named_parameters():
+            for name, parameter in _last_ready_first(part):
                 if parameter.requires_grad and id(parameter) in loose:
                     _require_new(name, parameter, found)
                     found[name] = ParameterHolder(parameter)
@@ -62,6 +62,17 @@ class Stack:
     def parameters(self) -> Iterator[nn.Parameter]:
         """Yield every parameter of this rank once, in order."""
         return iter(dict.fromkeys(p for part in self.parts for p in part.parameters()))
+
+
+def _last_ready_first(part: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    """Return the named parameters; first those that FSDP2 reduces last, the outermost module's."""
+    inner = {
+        id(parameter)
+        for module in part.modules()
+        if isinstance(module, FSDPModule) and module is not part
+        for parameter in module.parameters()
+    }
+    return sorted(part.named_parameters(), key=lambda named: id(named[1]) in inner)
 
 
 def _require_new(name: str, parameter: nn.Parameter, found: Mapping[str, Holder]) -> None:

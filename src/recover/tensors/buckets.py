@@ -24,26 +24,22 @@ The layout depends on the parameters' order, shapes and types alone, never on ti
 
 import hashlib
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from recover.core.policies import RestoreMode
-from recover.mpi.transport import ElementType, Span
+from recover.mpi.transport import Span
 from recover.tensors.holders import Holder, ParameterHolder
+from recover.tensors.ports import Port
 from recover.tensors.snapshots import Snapshots
 
-_ELEMENT_TYPES = {
-    torch.float32: ElementType.FLOAT32,
-    torch.float64: ElementType.FLOAT64,
-    torch.uint8: ElementType.BYTE,
-}
 _LOSS, _LOSSES, _TOKENS, _FIRST_USE = 0, 1, 2, 3  # positions in the tally
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Slot:
     """Where one gradient lives."""
 
@@ -63,6 +59,11 @@ class Slot:
     def direct(self) -> bool:
         """Whether autograd can add straight into the accumulator."""
         return self.holder.dtype == self.accumulated.dtype
+
+    @property
+    def settled(self) -> bool:
+        """Whether the accumulator holds all that a backward pass has just added."""
+        return self.holder.holds(self.accumulated) if self.direct else self.holder.seen() is None
 
     def bind(self) -> None:
         """Let autograd add straight into the accumulator, where the types allow it."""
@@ -148,7 +149,7 @@ class GradientBuckets:
         self._loss, self._counted, self._tokens, self._losses = 0.0, 0, 0, list[Tensor]()
         self._used = [0] * len(trainable)
         self._snapshots = Snapshots(self._accumulators) if in_place else None
-        placed = [self._place(group, b) for b, group in enumerate(groups)]
+        placed = self._grouped = [self._place(group, b) for b, group in enumerate(groups)]
         self.slots = [slot for group in placed for slot in group]
         """One slot per gradient, bucket by bucket."""
         self._placed: dict[Tensor, tuple[int, Slot]] = {
@@ -157,13 +158,20 @@ class GradientBuckets:
             for slot in group
             if isinstance(slot.holder, ParameterHolder)
         }
-        self._ports = [_Port(a, r) for a, r in zip(self._accumulators, self._results, strict=True)]
+        self.on_use: Callable[[int, Slot], None] | None = None
+        """Called with bucket and slot whenever a backward pass has added to a gradient."""
+        self._ports = [Port(a, r) for a, r in zip(self._accumulators, self._results, strict=True)]
         self._watch_use(eager=eager)
 
     # --- layout --------------------------------------------------------------------------
 
     def __len__(self) -> int:
         return len(self._accumulators)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the gradients are."""
+        return self._accumulators[0].device
 
     @property
     def in_place(self) -> bool:
@@ -185,6 +193,10 @@ class GradientBuckets:
     def bucket_of(self, parameter: Tensor) -> int:
         """Return the bucket that holds a parameter's gradient."""
         return self._placed[parameter][0]
+
+    def slots_by_bucket(self) -> list[set[Slot]]:
+        """Return the gradients of each bucket but the tally."""
+        return [set(group) for group in self._grouped]
 
     def slot_of(self, parameter: Tensor) -> Slot:
         """Return where a parameter's gradient lives; KeyError for one that has none here."""
@@ -312,57 +324,17 @@ class GradientBuckets:
         return slots
 
     def _watch_use(self, *, eager: bool) -> None:
-        for position, slot in enumerate(self.slots):
+        buckets = [b for b, group in enumerate(self._grouped) for _ in group]
+        for position, (bucket, slot) in enumerate(zip(buckets, self.slots, strict=True)):
 
-            def used(position: int = position, slot: Slot = slot) -> None:
+            def used(position: int = position, bucket: int = bucket, slot: Slot = slot) -> None:
                 self._used[position] = 1
                 if eager and not slot.direct:
                     slot.collect()
+                if self.on_use is not None:
+                    self.on_use(bucket, slot)
 
             slot.holder.watch(used)
-
-
-class _Port:
-    """A bucket's way into MPI: its own memory on a CPU, pinned host memory for a GPU."""
-
-    def __init__(self, accumulator: Tensor, result: Tensor) -> None:
-        self._accumulator, self._result = accumulator, result
-        self._host_send, self._host_receive = _host(accumulator), _host(result)
-        self._in_place = accumulator is result
-        self._send_span, self._receive_span = span(self._host_send), span(self._host_receive)
-
-    def send(self) -> Span | None:
-        if self._in_place:
-            if self._host_receive is not self._result:
-                self._host_receive.copy_(self._result)
-            return None
-        if self._host_send is not self._accumulator:
-            self._host_send.copy_(self._accumulator)
-        return self._send_span
-
-    def receive(self) -> Span:
-        return self._receive_span
-
-    def mute(self) -> None:
-        self._host_receive.zero_()
-
-    def received(self) -> None:
-        if self._host_receive is not self._result:
-            self._result.copy_(self._host_receive)
-
-
-def span(tensor: Tensor) -> Span:
-    """Return a contiguous host tensor as a span; the tensor must outlive it."""
-    assert tensor.is_contiguous()
-    assert tensor.device.type == "cpu"
-    return Span(tensor.data_ptr(), tensor.numel(), _ELEMENT_TYPES[tensor.dtype])
-
-
-def _host(tensor: Tensor) -> Tensor:
-    """Return the tensor itself on a CPU, pinned memory of its size otherwise."""
-    if tensor.device.type == "cpu":
-        return tensor
-    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
 
 
 def _holders(gradients: Iterable[nn.Parameter | Holder]) -> list[Holder]:

@@ -42,6 +42,9 @@ class Holder(Protocol):
     def seen(self) -> Tensor | None:
         """Return what is there now: what was shown, added to or not, or something new."""
 
+    def holds(self, gradient: Tensor) -> bool:
+        """Return whether ``gradient`` is all there is, once ``used`` has been called."""
+
     def watch(self, used: Callable[[], None]) -> None:
         """Have ``used`` called whenever a backward pass has added to the gradient.
 
@@ -101,6 +104,14 @@ class ParameterHolder:
                 gradient = gradient.redistribute(placements=self.parameter.placements)
             return gradient.to_local()
         return gradient
+
+    def holds(self, gradient: Tensor) -> bool:
+        there = self.parameter.grad
+        if isinstance(there, DTensor):
+            assert isinstance(self.parameter, DTensor)
+            if there.placements != self.parameter.placements:
+                return False
+        return there is not None and local(there).data_ptr() == gradient.data_ptr()
 
     def watch(self, used: Callable[[], None]) -> None:
         # FSDP2 calls these hooks too, once it has added the reduced shard.

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from recover.core.policies import RestoreMode
 from recover.mpi.transport import Span
-from recover.tensors.buckets import span
 from recover.tensors.holders import local
+from recover.tensors.ports import span
 
 
 class ModelCopy:

@@ -44,6 +44,8 @@ class TrainConfig:
     """Run blocks through torch.compile."""
     in_place: bool = False
     """Reduce in the accumulators and keep real snapshots."""
+    overlap: bool = False
+    """Reduce while the last backward pass runs on another thread."""
     sequences: int = 2
     """Sequences in a microbatch."""
     learning_rate: float = 1e-3
@@ -70,6 +72,8 @@ class TrainConfig:
         if self.policy == "adaptive":
             enough = self.microbatches >= self.replicas
             _require(enough, "microbatches", self.microbatches, "at least replicas (adaptive)")
+        if self.in_place or self.parallel == "ddp":
+            _require(not self.overlap, "overlap", True, "off with in_place and parallel ddp")
         self._require_shape()
         for file in map(Path, self.text):
             _require(file.is_file(), "text", str(file), "an existing file")

@@ -41,6 +41,7 @@ def main(config: TrainConfig) -> None:
         clip_norm=config.clip_norm,
         bucket_mb=config.bucket_mb,
         in_place=config.in_place,
+        overlap=config.overlap,
         config=asdict(config) | {"text_sha256": text.corpus.content_hash},
     )
     print(f"{replica.parameters:,} parameters, {len(trainer.buckets)} buckets", flush=True)

@@ -5,7 +5,8 @@ can do, and turns that into an item of a loop: a microbatch, or for pipelines a 
 """
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Generic, TypeVar, cast
 
 from torch import Tensor
@@ -56,6 +57,7 @@ class Step(Generic[M]):
         self._driver = Driver(iteration(trainer.job.member, trainer.job.rules, state))
         self._open: int | None = None  # the microbatch that backward is due for
         self._halfway = False  # whether some but not all microbatches in hand were yielded
+        self._ready: SimpleQueue[int | None] | None = None  # where backward runs on another thread
         self._record: StepRecord | None = None
         trainer.buckets.begin()
 
@@ -66,7 +68,7 @@ class Step(Generic[M]):
             for index, microbatch_id in enumerate(effect.ids):
                 last = index == len(effect.ids) - 1
                 microbatch = self._fetch(microbatch_id, index, extra=effect.extra)
-                self._trainer.signal.expect(self._complete if last and not effect.extra else None)
+                self._trainer.signal.expect(self._on_complete(last and not effect.extra))
                 if last:
                     self._answer(None)
                 self._open, self._halfway = microbatch_id, not last
@@ -85,7 +87,7 @@ class Step(Generic[M]):
                 self._fetch(microbatch_id, index, extra=effect.extra)
                 for index, microbatch_id in enumerate(effect.ids)
             ]
-            self._trainer.signal.expect(None)
+            self._trainer.signal.expect(self._on_complete(False))
             self._trainer.buckets.before_backward()
             self._answer(None)
             self._open = effect.ids[0]
@@ -126,7 +128,10 @@ class Step(Generic[M]):
                 lambda _: self._injector.at(Location.BACKWARD)
             )
         self._open = None
-        loss.backward()  # type: ignore[no-untyped-call]
+        if self._ready is None:
+            loss.backward()  # type: ignore[no-untyped-call]
+        else:
+            self._backward_beside_reductions(loss, self._ready)
         self._trainer.signal.after_backward()
 
     def commit(self) -> StepRecord:
@@ -198,8 +203,25 @@ class Step(Generic[M]):
             self._driver.answer(self._performer.perform(effect))
         return None
 
+    def _on_complete(self, synchronise: bool) -> Callable[[int], None] | None:
+        """Return whom to tell how many buckets are complete while the next backward pass runs."""
+        overlap = synchronise and self._trainer.beside is not None
+        self._ready = SimpleQueue() if overlap else None
+        if self._ready is not None:
+            return self._ready.put
+        return self._complete if synchronise else None
+
+    def _backward_beside_reductions(self, loss: Tensor, ready: "SimpleQueue[int | None]") -> None:
+        """Run backward on the other thread; on this one, which may call MPI, reduce meanwhile."""
+        assert self._trainer.beside is not None
+        backward = self._trainer.beside.submit(loss.backward)
+        backward.add_done_callback(lambda _: ready.put(None))
+        while (buckets := ready.get()) is not None:
+            self._complete(buckets)
+        backward.result()
+
     def _complete(self, buckets: int) -> None:
-        """Go on reducing from inside backward, as far as the first ``buckets`` buckets reach."""
+        """Go on reducing during backward, as far as the first ``buckets`` buckets reach."""
         if self._trainer.buckets.in_place or not self._trainer.job.transport.on_own_thread:
             return  # DDP still reads the gradients, or this is autograd's thread: reduce afterwards
         while True:

@@ -13,6 +13,7 @@ the next microbatch; what a failure leaves to be done comes out of the same loop
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar, cast
@@ -29,6 +30,7 @@ from recover.errors import RecoverError
 from recover.faults import load
 from recover.launch import rank
 from recover.parallel.ddp import BackwardSignal
+from recover.parallel.overlap import CompletionSignal
 from recover.parallel.replica import ReplicaSum
 from recover.parallel.stack import Stack
 from recover.parallel.tied import Tied
@@ -58,8 +60,10 @@ class Trainer:
 
     ``clip_norm`` clips the gradient by its global norm before the optimizer's step.
     ``bucket_mb`` bounds a gradient bucket (MiB of fp32). ``in_place`` reduces in the accumulators
-    and keeps real snapshots: the same memory, and one copy more per step. ``tied`` names parameters
-    that several ranks of the replica hold. ``holders`` replaces the gradients that are found in the
+    and keeps real snapshots: the same memory, and one copy more per step. ``overlap`` runs the last
+    planned backward pass of a step on another thread and reduces buckets as they become complete;
+    for models on a CPU, reduced out of place and not under DDP. ``tied`` names parameters that
+    several ranks of the replica hold. ``holders`` replaces the gradients that are found in the
     model, for a stack that keeps them elsewhere. ``config`` is added to the run's ``config.yaml``.
 
     Raises ValueError for a wrong setting.
@@ -74,6 +78,7 @@ class Trainer:
         clip_norm: float | None = None,
         bucket_mb: float = 25.0,
         in_place: bool = False,
+        overlap: bool = False,
         tied: Sequence[Tied] = (),
         holders: Mapping[str, Holder] | None = None,
         config: Mapping[str, object] | None = None,
@@ -90,13 +95,25 @@ class Trainer:
             in_place=in_place,
             eager=self.stack.ddp is None,
         )
-        self.signal = BackwardSignal(self.stack.ddp, self.buckets, lambda: job.process_group)
+        self.signal = (
+            CompletionSignal(self.buckets)
+            if overlap
+            else BackwardSignal(self.stack.ddp, self.buckets, lambda: job.process_group)
+        )
+        if overlap:
+            self._require_overlap_possible()
+        self.beside = ThreadPoolExecutor(1, "recover-backward") if overlap else None
+        """Where the last backward pass of a step runs, so that this thread can reduce."""
         self.replica_sum = ReplicaSum(self.buckets, gradients, tied)
         self.injector = _injector(job)
         self.injector.watch(self.stack.parts)
         self.writer = RecordWriter(job.out, job.replica) if job.shard == 0 else None
         """Writes the records; on the first rank of each replica."""
-        self._config = dict(config or {}) | {"bucket_mb": bucket_mb, "in_place": in_place}
+        self._config = dict(config or {}) | {
+            "bucket_mb": bucket_mb,
+            "in_place": in_place,
+            "overlap": overlap,
+        }
         config_text(self._config)  # what cannot be written is found now
         self._started = False
 
@@ -133,6 +150,17 @@ class Trainer:
         if self.job.ranks_per_replica == 1:
             return own
         return hashlib.sha256(self.replica_sum.digest(own).encode()).hexdigest()
+
+    def _require_overlap_possible(self) -> None:
+        if self.buckets.in_place:
+            raise ValueError("overlap=True needs in_place=False: backward still adds to buckets")
+        if self.buckets.device.type != "cpu":
+            raise ValueError(f"overlap=True is for models on a CPU, not {self.buckets.device}")
+        if self.stack.ddp is not None:
+            raise ValueError(
+                "overlap=True is for models without DistributedDataParallel, which reduces by "
+                "itself during backward; give the Trainer the module that is inside"
+            )
 
     def _start(self, state: JobState, until: int) -> JobState:
         """Compare what must be equal and copy the lowest replica's model to the others."""
