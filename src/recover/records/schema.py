@@ -4,6 +4,7 @@ A number that is not finite is ``null`` in JSON and ``nan`` when read back, sinc
 ``NaN`` nor infinity. A reader ignores keys that it does not know: later versions may add some.
 """
 
+import functools
 import json
 import math
 from collections.abc import Callable, Mapping
@@ -95,6 +96,7 @@ class EventRecord:
 
 
 Record = TypeVar("Record", StepRecord, EventRecord)
+_hints = functools.cache(get_type_hints)  # slow, and asked for every line
 
 
 def to_json(record: StepRecord | EventRecord) -> str:
@@ -121,7 +123,7 @@ def from_json(kind: type[Record], line: str | bytes) -> Record:
     if not isinstance(loaded, dict):
         raise ValueError(f"expected a JSON object, got {_shown(loaded)}")
     given = cast(dict[str, object], loaded)
-    hints = get_type_hints(kind)
+    hints = _hints(kind)
     missing = [name for name in hints if name not in given and name != "checksum"]
     if missing:
         raise ValueError(f"the key {missing[0]!r} is missing")
