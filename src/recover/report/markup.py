@@ -32,4 +32,4 @@ def _attribute(key: str, value: object) -> str:
     if value is None or value is False:
         return ""
     name = key.rstrip("_").replace("_", "-").replace("viewbox", "viewBox")
-    return f" {name}" if value is True else f' {name}="{escape(str(value))}"'
+    return f' {name}="{"" if value is True else escape(str(value))}"'
