@@ -23,6 +23,7 @@ pytestmark = [
 ]
 BACKGROUND = "return getComputedStyle(document.body).backgroundColor"
 PHONE, DESKTOP = 390, 1280
+LABELS = ("run0", "a/" + 140 * "x", "c")
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ def some_runs() -> dict[str, tuple[RunRecord, ...]]:
     many: Deaths = {3 * n: [(2 * n,)] for n in range(32)}
     long: Deaths = {n: [(place,)] for place, n in enumerate((17, 18, 4000, 9999))}
     return {
-        "two": (MadeUp(2, 4, {4: [(0,)]}).run(12), MadeUp(2, 4).run(12)),
+        "two": (MadeUp(2, 4, {4: [(0,)]}).run(12), MadeUp(2, 4, {8: [(1,)]}).run(12)),
         "eight": (MadeUp(8, 17, few).run(14, note="long " * 30 + "x" * 300),),
         "sixty-four": (MadeUp(64, 512, many).run(150),),
         "long": (MadeUp(8, 64, long).run(10_000),),
@@ -53,7 +54,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Shown]:
     root = tmp_path_factory.mktemp("runs")
     pages = {}
     for name, runs in some_runs().items():
-        views = [RunView(f"run{n}", run, tuple(check_run(run))) for n, run in enumerate(runs)]
+        views = [RunView(LABELS[n], run, tuple(check_run(run))) for n, run in enumerate(runs)]
         page = root / f"{name}.html"
         page.write_text(render(views), encoding="utf-8")
         pages[name] = Shown(page, runs)

@@ -1,5 +1,6 @@
 """Lays out a report: first all runs in a few numbers, then the sections. Layer: report."""
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
@@ -41,7 +42,7 @@ def render(views: Sequence[RunView]) -> str:
 
 
 def _header(views: Sequence[RunView]) -> Html:
-    times = [step.time for view in views for step in view.steps]
+    times = [s.time for view in views for s in view.steps if math.isfinite(s.time)]
     span = f"{words.moment(min(times))} to {words.moment(max(times))}" if times else ""
     return tag(
         "header",

@@ -10,6 +10,8 @@ from recover.report.curves import POINTS, Curve, line_chart, style_of
 from recover.report.data import DEAD, PHASES, Failure, RunView, differences, per_second
 from recover.report.markup import Html, join, tag
 
+UNFOLDED = 3
+"""Up to so many runs, what is shown of each by itself is shown at once."""
 ROWS = 50
 """Rows of the table that stands for a curve, failures not counted."""
 ROLES = {
@@ -53,15 +55,17 @@ def losses(views: Sequence[RunView]) -> Html:
 
 
 def one_run(view: RunView, number: int, views: Sequence[RunView]) -> Html:
-    """Return what is shown of one run by itself."""
+    """Return what is shown of one run by itself; of several, each can be folded."""
     axis = axis_of([view])
-    return tag(
-        "section",
-        tag("h2", view.label) if len(views) > 1 else "",
+    parts = join(
         join(_roles(view, axis), _throughput(view, axis, style_of(number, 1))) if axis else "",
         _recoveries(view.failures),
         _settings(view.run.config),
     )
+    if len(views) == 1:
+        return parts
+    title = tag("summary", tag("h2", view.label))
+    return tag("details", title, parts, class_="one", open=len(views) <= UNFOLDED)
 
 
 # --- curves ----------------------------------------------------------------------------------
@@ -234,4 +238,4 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]], *, look: str | No
 
 
 def _folded(table: Html) -> Html:
-    return tag("details", tag("summary", "as a table"), table)
+    return tag("details", tag("summary", "as a table"), table, class_="folded")
