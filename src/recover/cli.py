@@ -1,4 +1,4 @@
-"""The command line: run, train, demo, faults, doctor. Imports what a command needs, then."""
+"""The command line. Imports what a command needs, when it runs."""
 
 import sys
 import time
@@ -164,6 +164,25 @@ def demo(
     with _one_sentence():
         status = run_demo(out)
     raise typer.Exit(status)
+
+
+@app.command()
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="Run directories.", metavar="RUN...")],
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="HTML file to write; default: report.html, in RUN if it is the only one."
+        ),
+    ] = None,
+) -> None:
+    """Write one HTML file that shows what happened in RUNs."""
+    from recover.report import write_report
+
+    with _one_sentence():
+        page = out or (runs[0] if len(runs) == 1 else Path()) / "report.html"
+        write_report(runs, page)
+    print(page)
 
 
 @faults_app.command()

@@ -17,6 +17,7 @@ SURFACE = {
     " --compile --in-place --overlap --sequences --learning-rate --warmup --clip-norm --bucket-mb"
     " --text --faults --out",
     "demo": "--out",
+    "report": "RUNS --out",
     "doctor": "",
     "faults generate": "--replicas --ranks-per-replica --seed --count --first-step --last-step"
     " --weights",
