@@ -233,6 +233,7 @@ def main() -> None:
     rounds, block = told["rounds"], told["block"]
     steps = (rounds + 1) * block + 1
     setting = Setting(job, text, lambda: build(shape, seed=0), told["sequence"], steps)
+    dist.destroy_process_group()  # the replica's own world, of this rank alone
     dist.init_process_group(
         "gloo",
         store=FileStore(str(Path(job.out, "gloo")), job.replicas),
