@@ -20,8 +20,8 @@ $(READY): pyproject.toml Makefile
 demo: $(READY)
 	$(BIN)/recover demo
 
-test: $(READY)
-	$(BIN)/python -m pytest -n 2 --dist worksteal
+test: $(READY)  # a file's tests stay together: they share the jobs that their fixtures run
+	$(BIN)/python -m pytest -n 2 --dist loadfile --durations 15
 
 test-slow: $(READY)
 	$(BIN)/python -m pytest -m slow

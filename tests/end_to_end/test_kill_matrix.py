@@ -97,7 +97,17 @@ def test_the_matrix_is_complete() -> None:
     assert {case.settings.restore for case in CASES if case.settings.in_place} == set(RESTORE)
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+QUICK = (0, 3, 8, 10)
+"""Runs in which each replica dies once during a recovery; the others are slow."""
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, id=str(case), marks=[] if number in QUICK else pytest.mark.slow)
+        for number, case in enumerate(CASES)
+    ],
+)
 def test_the_survivors_go_on_as_if_nobody_had_died(
     case: Case, undisturbed: Run, tmp_path: Path
 ) -> None:
