@@ -55,7 +55,7 @@ def run(
     raise typer.Exit(status)
 
 
-Preset = StrEnum("Preset", ["tiny", "tiny_moe", "small"])
+Preset = StrEnum("Preset", ["nano", "tiny", "tiny_moe", "small"])
 Data = StrEnum("Data", ["exact", "stream"])
 Policy = StrEnum("Policy", ["static", "adaptive"])
 Restore = StrEnum("Restore", ["auto", "blocking", "non_blocking"])
@@ -119,6 +119,12 @@ def train(
     warmup: Annotated[int, typer.Option(help="Steps of linear warm-up.")] = 5,
     clip_norm: Annotated[float, typer.Option(help="Largest global gradient norm.")] = 1.0,
     bucket_mb: Annotated[float, typer.Option(help="Size of a gradient bucket in MiB.")] = 25.0,
+    microbatch_ms: Annotated[
+        float, typer.Option(help="Emulated device: least time of a microbatch.")
+    ] = 0.0,
+    bandwidth_mbps: Annotated[
+        float, typer.Option(help="Emulated network between replicas; 0: none.")
+    ] = 0.0,
     text: Annotated[
         list[Path] | None,
         typer.Option(
