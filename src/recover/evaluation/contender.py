@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from pathlib import Path
+from statistics import median
 from types import MappingProxyType
 from typing import Final, cast
 
@@ -29,12 +30,12 @@ CONTENDERS: Final[Mapping[str, str]] = MappingProxyType(
 """Every contender by name, in one line each."""
 
 _HOMES = {
-    "reference": "reference",
-    "recover": "survivors",
-    "adaptive": "survivors",
-    "checkpoint": "checkpoint",
-    "checkpoint_shrinks": "checkpoint",
-    "torchft": "torchft",
+    "reference": "ddp_job",
+    "recover": "recover_job",
+    "adaptive": "recover_job",
+    "checkpoint": "ddp_job",
+    "checkpoint_shrinks": "ddp_job",
+    "torchft": "torchft_job",
 }
 
 
@@ -194,19 +195,18 @@ def run(
 
 
 def failure_costs(trace: Trace) -> tuple[float, ...]:
-    """Return for each failure the seconds until training was further than before, less a step.
+    """Return for each step that a failure hit the seconds by which it took longer than a step.
 
-    From the SIGKILL to the first commit of the step that it hit (or, where steps are thrown away,
-    to the next commit), less the median time between undisturbed commits before it.
+    A step takes from the last commit before it to its own first commit, whatever was thrown away,
+    restarted and rerun in between. What is subtracted is the median of undisturbed steps before.
     """
     costs = []
-    for failure in (moment for moment in trace.moments if moment.name == "failure"):
-        assert failure.step is not None, failure
-        before = [c.time for c in trace.commits if c.time <= failure.time and not c.rerun]
-        after = [c.time for c in trace.commits if c.time > failure.time and c.step >= failure.step]
-        gaps = sorted(b - a for a, b in pairwise(before))
-        if after and gaps:
-            costs.append(after[0] - failure.time - gaps[len(gaps) // 2])
+    for hit in sorted({m.step for m in trace.moments if m.name == "failure" and m.step}):
+        failed_at = min(m.time for m in trace.moments if m.name == "failure" and m.step == hit)
+        before = [c.time for c in trace.commits if c.time <= failed_at and not c.rerun]
+        after = [c.time for c in trace.commits if c.time > failed_at and c.step >= hit]
+        if after and len(before) > 1:
+            costs.append(after[0] - before[-1] - median(b - a for a, b in pairwise(before)))
     return tuple(costs)
 
 

@@ -16,7 +16,7 @@ import recover
 from recover.train.config import TrainConfig
 from recover.train.emulation import Device
 from recover.train.model import preset
-from recover.train.optim import adamw, learning_rate, set_learning_rate
+from recover.train.optim import adamw, rate, set_learning_rate
 from recover.train.stacks import make_replica
 from recover.train.text import TextWindows, load_text
 
@@ -65,17 +65,6 @@ def main(config: TrainConfig) -> None:
         set_learning_rate(optimizer, rate(config, step.number))
         record = step.commit()
         print(f"step {record.step} loss {record.loss:.4f} world {len(record.survivors)}")
-
-
-def rate(config: TrainConfig, step: int) -> float:
-    """Return the learning rate of a step."""
-    return learning_rate(
-        step,
-        peak=config.learning_rate,
-        warmup=min(config.warmup, config.steps),
-        steps=config.steps,
-        floor_fraction=0.1,
-    )
 
 
 def own_stream(text: TextWindows, replica: int, replicas: int) -> Iterator[Tensor]:
