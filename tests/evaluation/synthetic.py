@@ -120,7 +120,7 @@ class _Play:
             self.now += self.accumulation * self.times.microbatch + self.times.all_reduce
             return
         self.now += self.times.recovery
-        self.mark("recovered")
+        self.moments.append(Moment("recovered", self.now, None, {"extra_s": 0.1}))
 
     def restart(self, saved: int) -> int:
         self.now += self.times.exit

@@ -56,7 +56,7 @@ PARTS = {
     "load": "#8f5f00",
     "rerun": RED,
     "recovery": BLUE,
-    "rest": "#9ecae1",
+    "extra": "#9ecae1",
 }
 """Colours of the components of a failure."""
 

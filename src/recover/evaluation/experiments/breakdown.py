@@ -30,7 +30,7 @@ PARTS = {
     "load": "checkpoint load",
     "rerun": "rerun of lost work",
     "recovery": "ReCoVer recovery",
-    "rest": "rest of the step that was hit",
+    "extra": "extra microbatches",
 }
 """Components, in the order in which they are stacked."""
 
@@ -47,8 +47,8 @@ class Breakdown:
         "processes gone, E and F around the load, G training resumed, H the step that was hit is "
         "committed; save = B - A, run = C - B, handling = D - C, load = F - E, restart = G - D - "
         "(F - E), rerun = H - G. Of ReCoVer: run from the commit of step N to the SIGKILL, "
-        "recovery from there until the survivors have the gradient of all B microbatches, rest "
-        "until the commit of the step."
+        "recovery from there to the commit of the step, less extra, the microbatches of the dead "
+        "replica that survivors run; what is reduced again is part of the recovery."
     )
     full = Size(
         replicas=16,
@@ -138,8 +138,7 @@ def baseline_parts(trace: Trace) -> dict[str, float]:
     a = max(time for time in trace.times("save_begin") if time <= c)
     b = max(time for time in trace.times("save_end") if time <= c)
     d, e, f, g = (
-        min(time for time in trace.times(name) if time > c)
-        for name in ("exit", "load_begin", "load_end", "resumed")
+        _first(trace, name, after=c) for name in ("exit", "load_begin", "load_end", "resumed")
     )
     h = _hit_commit(trace, g)
     return {
@@ -158,12 +157,20 @@ def recover_parts(trace: Trace) -> dict[str, float]:
     assert failure.step is not None, failure
     checkpoint = (failure.step + 1) * 2 // 3
     begin = next(commit.time for commit in trace.commits if commit.step == checkpoint - 1)
-    recovered = min(time for time in trace.times("recovered") if time > failure.time)
+    (recovered,) = (moment for moment in trace.moments if moment.name == "recovered")
+    extra_s = float(recovered.facts.get("extra_s", 0.0))
     return {
         "run": failure.time - begin,
-        "recovery": recovered - failure.time,
-        "rest": max(0.0, _hit_commit(trace, failure.time) - recovered),
+        "recovery": _hit_commit(trace, failure.time) - failure.time - extra_s,
+        "extra": extra_s,
     }
+
+
+def _first(trace: Trace, name: str, *, after: float) -> float:
+    found = [time for time in trace.times(name) if time > after]
+    if not found:
+        raise ValueError(f"{trace.contender}: no {name} after the failure; was there a checkpoint?")
+    return found[0]
 
 
 def _hit_commit(trace: Trace, after: float) -> float:

@@ -38,18 +38,18 @@ def paced(trace: Trace) -> list[Paced]:
     ]
 
 
-def undisturbed_step_s(trace: Trace) -> float:
-    """Return the median time of a step before the first failure; a save is in none of them."""
-    saves = trace.times("save_begin")
-    usual: list[float] = []
-    for step in paced(trace):
-        if step.hit:
-            break
-        begun = step.commit.time - step.seconds
-        if not any(begun <= save <= step.commit.time for save in saves):
-            usual.append(step.seconds)
+def undisturbed_step_s(trace: Trace, failures: int = 0) -> float:
+    """Return the median time of a step after so many failures; no save and no rerun is in it."""
+    saves, killed = trace.times("save_begin"), trace.times("failure")
+    usual = [
+        step.seconds
+        for step in paced(trace)
+        if sum(time < step.commit.time for time in killed) == failures
+        if not step.hit and not step.commit.rerun
+        if not any(step.commit.time - step.seconds <= s <= step.commit.time for s in saves)
+    ]
     if not usual:
-        raise ValueError(f"{trace.contender}: no undisturbed step before the first failure")
+        raise ValueError(f"{trace.contender}: no undisturbed step after {failures} failures")
     return statistics.median(usual)
 
 
@@ -84,12 +84,15 @@ def intervals(trace: Trace) -> list[Interval]:
 
 
 def failure_costs(trace: Trace) -> list[float]:
-    """Return what each failure cost in seconds of wall time, beside an undisturbed step.
+    """Return what each failure cost in seconds of wall time.
 
-    From the last commit before the kill to the first commit of a step that had not been committed.
+    From the last commit before the kill to the first commit of a step that had not been committed,
+    less an undisturbed step since the failure before. That later steps are slower where survivors
+    do more, or poorer where they do not, is not in it.
     """
-    usual, costs = undisturbed_step_s(trace), []
-    for killed in trace.times("failure"):
+    costs = []
+    for failures, killed in enumerate(trace.times("failure")):
+        usual = undisturbed_step_s(trace, failures)
         done = [commit for commit in trace.commits if commit.time <= killed]
         reached = max(commit.step for commit in done)
         further = (c.time for c in trace.commits if c.time > killed and c.step > reached)
