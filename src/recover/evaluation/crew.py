@@ -5,10 +5,11 @@ All carry a mark in their environment, by which they are found whoever their par
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import recover
@@ -101,10 +102,21 @@ class Crew:
                 raise RecoverError(f"no end after {self._deadline_s:g} s; logs: {self.logs}")
             time.sleep(_TICK_S)
 
-    def finish(self, name: str, process: subprocess.Popen[bytes]) -> None:
-        """Follow a process to its end; raise RecoverError if it fails."""
-        self.follow(lambda: process.poll() is not None)
-        self.require(name, process)
+    def finish(self, **processes: subprocess.Popen[bytes]) -> None:
+        """Follow processes to their ends; raise RecoverError as soon as one fails."""
+
+        def over() -> bool:
+            ended = self.ended(processes.values())
+            for name, process in processes.items():
+                self.require(name, process)
+            return ended
+
+        self.follow(over)
+
+    def ended(self, processes: Iterable[subprocess.Popen[bytes]]) -> bool:
+        """Whether all of them have ended."""
+        status = [process.poll() for process in processes]  # of all: this is what reaps them
+        return None not in status
 
     def require_alive(self, name: str, process: subprocess.Popen[bytes]) -> None:
         """Raise RecoverError if a process has ended that should run."""
@@ -148,6 +160,13 @@ class Crew:
                 continue
             if mark in environment.split(b"\0"):
                 yield int(entry.name)
+
+
+def free_port() -> int:
+    """Return a port of this host that nobody listens on."""
+    with socket.socket(socket.AF_INET6) as probe:
+        probe.bind(("::", 0))
+        return int(probe.getsockname()[1])
 
 
 def _last_line(log: Path) -> str:

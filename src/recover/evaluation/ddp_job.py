@@ -1,4 +1,6 @@
-"""DDP under torchrun: the reference, and checkpoint-restart. Layer: evaluation. Paper: 5, A.1.
+"""DDP over gloo: the reference, and checkpoint-restart under torchrun. Layer: evaluation.
+
+Paper: 5, A.1.
 
 After a failure torchrun ends what is left of the job and starts all replicas again; they load the
 last complete checkpoint and rerun what came after it. As in the paper the full world comes back
@@ -18,7 +20,6 @@ first run is left), ``launch`` (the first replica of the next run starts), ``loa
 committed). Without a complete checkpoint there is no E and F, and training starts over.
 """
 
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -29,7 +30,7 @@ from pathlib import Path
 from recover.errors import RecoverError
 from recover.evaluation import recipe
 from recover.evaluation.contender import Commit, Moment, Task, Trace
-from recover.evaluation.crew import Crew
+from recover.evaluation.crew import Crew, free_port
 from recover.evaluation.journal import Line
 from recover.launch import processes
 
@@ -62,15 +63,32 @@ def run(
         on_tick=chronicle.look_for_exit,
     )
     with crew:
-        if contender == "checkpoint_shrinks":
+        if contender == "reference":
+            _started(crew, task)
+        elif contender == "checkpoint_shrinks":
             _relaunched(crew, task, save_mode, chronicle)
         else:
             restarts = len({kill.step for kill in task.kills})
             words = _torchrun(crew, task, save_mode, ranks=task.replicas, restarts=restarts)
-            crew.finish("torchrun", crew.start("torchrun", words, _ENVIRONMENT))
+            crew.finish(torchrun=crew.start("torchrun", words, _ENVIRONMENT))
     chronicle.require(task)
     added = {"save_mode": save_mode if task.checkpoint_every else "none", "monitor_s": _MONITOR_S}
     return chronicle.trace(contender, recipe.settings(task) | added)
+
+
+def _started(crew: Crew, task: Task) -> None:
+    """Start the replicas without torchrun: nobody has to be started again."""
+    told = {
+        "MASTER_ADDR": "localhost",
+        "MASTER_PORT": str(free_port()),
+        "WORLD_SIZE": str(task.replicas),
+    }
+    words = [sys.executable, "-m", *_rank(crew, task, "none")]
+    ranks = {
+        f"rank-{rank}": crew.start(f"rank-{rank}", words, told | {"RANK": str(rank)})
+        for rank in range(task.replicas)
+    }
+    crew.finish(**ranks)
 
 
 def _relaunched(crew: Crew, task: Task, save_mode: str, chronicle: "Chronicle") -> None:
@@ -81,14 +99,10 @@ def _relaunched(crew: Crew, task: Task, save_mode: str, chronicle: "Chronicle") 
         name = f"torchrun-{attempt}"
         words = _torchrun(crew, task, save_mode, ranks=task.replicas - dead, restarts=0)
         process = crew.start(name, words, _ENVIRONMENT | {"RECOVER_ATTEMPT": str(attempt)})
-        crew.follow(partial(_ended, process))
+        crew.follow(partial(crew.ended, [process]))
         if chronicle.died_in == before:
             crew.require(name, process)
             return
-
-
-def _ended(process: subprocess.Popen[bytes]) -> bool:
-    return process.poll() is not None
 
 
 # A store shared by all attempts would give the new ranks the addresses of dead ones.
@@ -102,8 +116,12 @@ def _torchrun(crew: Crew, task: Task, save_mode: str, *, ranks: int, restarts: i
         *("--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", "--local-addr", "localhost"),
         *("--max-restarts", str(restarts), "--monitor-interval", str(_MONITOR_S)),
         *("--redirects", "3", "--log-dir", str(crew.logs)),
-        *("-m", "recover.evaluation.ddp_rank", str(crew.out), recipe.to_json(task), save_mode),
+        *("-m", *_rank(crew, task, save_mode)),
     ]
+
+
+def _rank(crew: Crew, task: Task, save_mode: str) -> list[str]:
+    return ["recover.evaluation.ddp_rank", str(crew.out), recipe.to_json(task), save_mode]
 
 
 def _undisturbed(task: Task) -> Task:

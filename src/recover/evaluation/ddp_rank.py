@@ -13,7 +13,7 @@ import signal
 import sys
 from datetime import timedelta
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -25,8 +25,10 @@ from torch.nn.parallel import DistributedDataParallel
 from recover.evaluation.crew import JOURNAL
 from recover.evaluation.journal import Journal, process_started
 from recover.evaluation.recipe import DEADLY_BUCKET, Recipe, due, from_json, own_ids, present
-from recover.evaluation.saving import Checkpoints
 from recover.launch import processes
+
+if TYPE_CHECKING:
+    from recover.evaluation.saving import Checkpoints
 
 _COLLECTIVE_S = 600.0
 
@@ -82,17 +84,28 @@ def main(out: Path, text: str, mode: str) -> None:
         recipe.model, bucket_cap_mb=recipe.config.bucket_mb, gradient_as_bucket_view=True
     )
     model.register_comm_hook(None, reduction.reduce)
-    checkpoints = Checkpoints(out, recipe, journal, mode=mode)
-    first = checkpoints.load()
+    checkpoints = _checkpoints(out, recipe, journal, mode)
+    first = 0 if checkpoints is None else checkpoints.load()
     journal.moment("resumed" if attempt else "begun", first)
     for step in range(first, task.steps):
         loss = _step(recipe, model, reduction, step)
         if rank == 0:
             _report(journal, recipe, step, loss)
-        checkpoints.committed(step)
-    checkpoints.finish()
+        if checkpoints is not None:
+            checkpoints.committed(step)
+    if checkpoints is not None:
+        checkpoints.finish()
     journal.moment("finished", task.steps)
     os._exit(0)  # taking a gloo group apart can hang, and nothing is left to do
+
+
+def _checkpoints(out: Path, recipe: Recipe, journal: Journal, mode: str) -> "Checkpoints | None":
+    """Import what saves and loads, which takes seconds, only where something is saved."""
+    if not recipe.task.checkpoint_every:
+        return None
+    from recover.evaluation.saving import Checkpoints
+
+    return Checkpoints(out, recipe, journal, mode=mode)
 
 
 def _step(recipe: Recipe, model: DistributedDataParallel, reduction: Reduction, step: int) -> float:

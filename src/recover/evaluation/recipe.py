@@ -42,12 +42,11 @@ def train_config(task: Task, policy: str = "static") -> TrainConfig:
 
 def settings(task: Task) -> dict[str, object]:
     """Return what a trace says about its task."""
-    emulated = bool(task.microbatch_ms or task.bandwidth_mbps)
-    return {
-        **asdict(task),
+    plain: dict[str, object] = json.loads(to_json(task))
+    return plain | {
         "microbatches": task.microbatches,
         "bucket_mb": BUCKET_MB[task.preset],
-        "emulated": emulated,
+        "emulated": bool(task.microbatch_ms or task.bandwidth_mbps),
     }
 
 

@@ -69,7 +69,7 @@ def run(
             schedule = crew.out / "faults.yaml"
             schedule.write_text(dump(faults(task)), encoding="utf-8")
             words += ["--faults", str(schedule)]
-        crew.finish("train", crew.start("train", words))
+        crew.finish(train=crew.start("train", words))
     record = read_run(directory)
     problems = check_run(record)
     if problems:

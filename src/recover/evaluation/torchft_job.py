@@ -13,7 +13,6 @@ after a failure).
 """
 
 import importlib.util
-import socket
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -22,7 +21,7 @@ from pathlib import Path
 from recover.errors import RecoverError
 from recover.evaluation import recipe
 from recover.evaluation.contender import Commit, Moment, Task, Trace
-from recover.evaluation.crew import Crew
+from recover.evaluation.crew import Crew, free_port
 from recover.evaluation.journal import Line
 
 MISSING = "torchft is not installed; install it with `pip install 'recover[torchft]'`"
@@ -55,7 +54,7 @@ def run(
     chronicle = Chronicle(on_commit)
     crew = Crew(out, deadline_s=deadline_s, ranks=task.replicas, on_line=chronicle.add)
     with crew:
-        port = _free_port()
+        port = free_port()
         lighthouse = crew.start("lighthouse", _lighthouse(port, tuned))
         told = {"TORCHFT_LIGHTHOUSE": f"http://localhost:{port}"}
         ranks = {
@@ -65,7 +64,7 @@ def run(
 
         def over() -> bool:
             crew.require_alive("lighthouse", lighthouse)
-            return all(process.poll() is not None for process in ranks.values())
+            return crew.ended(ranks.values())
 
         crew.follow(over)
         for replica, process in ranks.items():
@@ -90,12 +89,6 @@ def _replica(crew: Crew, task: Task, replica: int, tuned: Tuning) -> list[str]:
         *(sys.executable, "-m", "recover.evaluation.torchft_rank", str(crew.out)),
         *(recipe.to_json(task), str(replica), str(tuned.gloo_s), str(tuned.heartbeat_ms)),
     ]
-
-
-def _free_port() -> int:
-    with socket.socket(socket.AF_INET6) as probe:
-        probe.bind(("::", 0))
-        return int(probe.getsockname()[1])
 
 
 class Chronicle:
