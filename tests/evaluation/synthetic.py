@@ -129,7 +129,7 @@ class _Play:
         self.mark("load_begin")
         self.now += self.times.load
         self.mark("load_end")
-        self.mark("resumed")
+        self.mark("resumed", saved)
         return saved
 
     def commit(self, step: int) -> None:

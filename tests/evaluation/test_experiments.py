@@ -260,6 +260,20 @@ def test_breakdown_has_the_paper_s_components() -> None:
         [4, 0.4, 0.1]
     )
     assert ours["save"] is None
+    assert (restart["steps rerun"], ours["steps rerun"]) == (4, 0)
+
+
+def test_a_checkpoint_that_was_not_complete_is_told() -> None:
+    experiment = EXPERIMENTS["breakdown"]
+    plan = dict(experiment.plan(replace(experiment.full, intervals=(8,))))
+    traces = dict(synthetic.traces(plan))
+    early = traces["8: checkpoint"]
+    moments = [m for m in early.moments if not m.name.startswith("load")]
+    moments = [replace(m, step=0) if m.name == "resumed" else m for m in moments]
+    traces["8: checkpoint"] = replace(early, moments=tuple(moments))
+    rows = experiment.rows(traces)
+    assert (number(rows[0], "load"), number(rows[0], "restart")) == pytest.approx((0, 3.75))
+    assert "12 steps were rerun" in experiment.words(rows)[-1]
 
 
 def test_peers_are_compared_within_a_round_and_may_be_missing() -> None:

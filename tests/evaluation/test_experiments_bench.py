@@ -2,7 +2,6 @@
 
 import csv
 import re
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +13,7 @@ from typer.testing import CliRunner
 
 from recover.cli import app
 from recover.errors import RecoverError
-from recover.evaluation import bench, figures, report_section
+from recover.evaluation import bench, report_section
 from recover.evaluation.contender import Commit, Task, Trace
 from recover.evaluation.experiments import EXPERIMENTS
 from recover.evaluation.experiments.protocol import Row, Run, Size, Traces
@@ -88,7 +87,7 @@ def test_runs_on_file_are_not_made_again(tmp_path: Path) -> None:
     made: list[str] = []
     failing = Scripted("b", made, fails=True)
     series = bench.Bench((Two({"a": Scripted("a", made), "b": failing}),), tmp_path)
-    with pytest.raises(RecoverError, match="two: b: b is not installed"):
+    with pytest.raises(RecoverError, match=r"two: b: b is not installed; its files: .*work/b"):
         bench.run_bench(series, silent())
     assert made == ["a", "b"]
     assert not (tmp_path / "two.csv").exists()
@@ -167,12 +166,26 @@ def test_a_table_shows_digits_that_matter_and_escapes_bars() -> None:
     ]
 
 
-def test_a_missing_matplotlib_is_one_sentence(
+def test_a_missing_matplotlib_is_told_before_any_run(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    made: list[str] = []
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(RecoverError, match=r"pip install 'recover\[evaluation\]'"):
-        figures.save(lambda figure: None, "", "", tmp_path / "x")
+        bench.run_bench(bench.Bench((Two({"a": Scripted("a", made)}),), tmp_path), silent())
+    assert made == []
+
+
+def test_an_experiment_that_failed_keeps_no_other_from_its_runs(tmp_path: Path) -> None:
+    made: list[str] = []
+    both = (
+        Two({"b": Scripted("b", made, fails=True)}),
+        Two({"a": Scripted("a", made)}, name="second"),
+    )
+    with pytest.raises(RecoverError, match="two: b: b is not installed"):
+        bench.run_bench(bench.Bench(both, tmp_path), silent())
+    assert made == ["b", "a"]
+    assert (tmp_path / "second.md").exists()
 
 
 def test_the_command_line_refuses_in_one_sentence() -> None:

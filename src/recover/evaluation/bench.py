@@ -87,9 +87,11 @@ def chosen(name: str) -> tuple[Experiment, ...]:
 def run_bench(bench: Bench, console: Console | None = None) -> None:
     """Make the missing runs and write every experiment's files as soon as it is complete.
 
-    Raises RecoverError where a run failed; what is on file then stays, and the next call goes on.
+    Raises RecoverError where a run failed, after the experiments that do not need it; what is on
+    file stays, and the next call goes on from there.
     """
     shown = console or Console()
+    figures.check()
     plans = {experiment.name: bench.plan(experiment) for experiment in bench.experiments}
     runs = {run.key: run for plan in plans.values() for run in plan.values()}
     missing = [run for run in runs.values() if not bench.trace_file(run).exists()]
@@ -100,12 +102,19 @@ def run_bench(bench: Bench, console: Console | None = None) -> None:
         highlight=False,
     )
     left_out: dict[str, str] = {}
+    failed: list[str] = []
     with _progress(shown, estimate_s) as bar:
         for experiment in bench.experiments:
-            for run in plans[experiment.name].values():
-                if run.key not in left_out:
-                    _make(bench, experiment, run, bar, left_out)
-            _write(bench, experiment, plans[experiment.name], left_out, shown)
+            plan = plans[experiment.name]
+            try:
+                for run in plan.values():
+                    if run.key not in left_out:
+                        _make(bench, experiment, run, bar, left_out)
+                _write(bench, experiment, plan, left_out, shown)
+            except (RecoverError, ValueError) as error:
+                failed.append(f"{experiment.name}: {error}")
+    if failed:
+        raise RecoverError("; ".join(failed))
 
 
 def _make(
@@ -123,7 +132,7 @@ def _make(
             trace = run.perform(work, deadline_s=deadline_s, on_commit=on_commit)
         except RecoverError as error:
             if not run.optional:
-                raise RecoverError(f"{experiment.name}: {run.key}: {error}") from error
+                raise RecoverError(f"{run.key}: {error}; its files: {work}") from error
             left_out[run.key] = str(error)
             return
     trace.save(file)

@@ -3,6 +3,7 @@
 The only importer of matplotlib beside the experiments' own drawing, which gets a figure handed.
 """
 
+import importlib.util
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -114,19 +115,22 @@ def name_bar_end(axes: "Axes", y: float, x: float, name: str) -> None:
     axes.annotate(name, (x, y), (3, 0), textcoords="offset points", va="center", fontsize=7.5)
 
 
+def check() -> None:
+    """Raise RecoverError where matplotlib is not installed."""
+    if importlib.util.find_spec("matplotlib") is None:
+        raise RecoverError(
+            "figures need matplotlib; install it with `pip install 'recover[evaluation]'`"
+        )
+
+
 def save(draw: Callable[["Figure"], None], title: str, note: str, path: Path) -> list[Path]:
     """Draw a figure and write it as PNG and SVG; ``path`` has no suffix yet.
 
-    ``note`` is set below the figure: the settings, and whether compute was emulated. Raises
-    RecoverError where matplotlib is not installed.
+    ``note`` is set below the figure: the settings, and whether compute was emulated.
     """
-    try:
-        from matplotlib import rc_context
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise RecoverError(
-            "figures need matplotlib; install it with `pip install 'recover[evaluation]'`"
-        ) from None
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
     with rc_context(SETTINGS):
         figure = Figure(figsize=(9.0, 4.8), layout="constrained")
         figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from recover.evaluation.contender import Trace
 from recover.evaluation.experiments.failures import CONTENDERS, settings
 from recover.evaluation.experiments.protocol import (
+    Cell,
     Job,
     Row,
     Run,
@@ -46,7 +47,8 @@ class Breakdown:
         "checkpoint-restart: A before the save after step N, B after it, C the SIGKILL, D all "
         "processes gone, E and F around the load, G training resumed, H the step that was hit is "
         "committed; save = B - A, run = C - B, handling = D - C, load = F - E, restart = G - D - "
-        "(F - E), rerun = H - G. Of ReCoVer: run from the commit of step N to the SIGKILL, "
+        "(F - E), rerun = H - G. Where no checkpoint was complete there is no E "
+        "and F. Of ReCoVer: run from the commit of step N to the SIGKILL, "
         "recovery from there to the commit of the step, less extra, the microbatches of the dead "
         "replica that survivors run; what is reduced again is part of the recovery."
     )
@@ -78,12 +80,12 @@ class Breakdown:
 
     def rows(self, traces: Traces) -> list[Row]:
         """Return one row per interval and system."""
-        rows = []
+        rows: list[Row] = []
         for name, trace in traces.items():
             interval, who = name.split(": ")
             parts = baseline_parts(trace) if who == "checkpoint" else recover_parts(trace)
             system = SYSTEMS[CONTENDERS.index(who)]
-            rows.append(_row(int(interval), system, parts))
+            rows.append(_row(int(interval), system, parts) | {"steps rerun": reruns(trace)})
         return rows
 
     def table(self, rows: Sequence[Row]) -> list[Row]:
@@ -101,6 +103,12 @@ class Breakdown:
         for a, b in ((theirs[0], ours[0]), (theirs[-1], ours[-1])):
             totals = f"{number(a, 'total'):.1f} s against {number(b, 'total'):.1f} s"
             said.append(f"N = {a['interval']}: {totals}.")
+        for row in theirs:
+            if number(row, "steps rerun") > number(row, "interval") / 2:
+                said.append(
+                    f"N = {row['interval']}: the checkpoint was not complete when the replica was "
+                    f"killed, so {row['steps rerun']} steps were rerun."
+                )
         return said
 
     def draw(self, figure: "Figure", rows: Sequence[Row]) -> None:
@@ -137,8 +145,9 @@ def baseline_parts(trace: Trace) -> dict[str, float]:
     (c,) = trace.times("failure")
     a = max(time for time in trace.times("save_begin") if time <= c)
     b = max(time for time in trace.times("save_end") if time <= c)
-    d, e, f, g = (
-        _first(trace, name, after=c) for name in ("exit", "load_begin", "load_end", "resumed")
+    d, g = (min(time for time in trace.times(name) if time > c) for name in ("exit", "resumed"))
+    e, f = (
+        max((t for t in trace.times(x) if c < t), default=g) for x in ("load_begin", "load_end")
     )
     h = _hit_commit(trace, g)
     return {
@@ -149,6 +158,17 @@ def baseline_parts(trace: Trace) -> dict[str, float]:
         "restart": g - d - (f - e),
         "rerun": h - g,
     }
+
+
+def reruns(trace: Trace) -> int:
+    """Return the steps that were made again, the one that was hit included."""
+    hit, resumed = (
+        [moment.step for moment in trace.moments if moment.name == name]
+        for name in ("failure", "resumed")
+    )
+    if not resumed or hit[0] is None:
+        return 0
+    return hit[0] - (resumed[0] or 0) + 1
 
 
 def recover_parts(trace: Trace) -> dict[str, float]:
@@ -166,18 +186,11 @@ def recover_parts(trace: Trace) -> dict[str, float]:
     }
 
 
-def _first(trace: Trace, name: str, *, after: float) -> float:
-    found = [time for time in trace.times(name) if time > after]
-    if not found:
-        raise ValueError(f"{trace.contender}: no {name} after the failure; was there a checkpoint?")
-    return found[0]
-
-
 def _hit_commit(trace: Trace, after: float) -> float:
     (hit,) = (moment.step for moment in trace.moments if moment.name == "failure")
     return next(c.time for c in trace.commits if c.time > after and c.step == hit)
 
 
-def _row(interval: int, system: str, parts: Mapping[str, float]) -> Row:
+def _row(interval: int, system: str, parts: Mapping[str, float]) -> dict[str, Cell]:
     cells = {part: parts.get(part) for part in PARTS}
     return {"interval": interval, "system": system, **cells, "total": sum(parts.values())}

@@ -25,7 +25,8 @@ from recover.evaluation.experiments.protocol import (
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-PAPER, RARE, SINGLE = "ratios of the paper", "rare failures", "one microbatch per replica"
+PAPER, GIVEN = "ratios of the paper", "the device that was asked for"
+RARE, SINGLE = "rare failures", "one microbatch per replica"
 RARER, OFTENER = 4, 2
 """Rare failures are so many times rarer than in the paper, checkpoints so many times as often."""
 CONTENDERS = ("checkpoint", "recover")
@@ -40,14 +41,15 @@ class Setting:
 
 
 def settings(size: Size) -> tuple[Setting, ...]:
-    """Return the paper's setting, and those in which checkpoint-restart does well."""
+    """Return the paper's setting, or the one given, and those that suit checkpoint-restart."""
     interval, ms = size.intervals[0], size.microbatch_ms
     mbps = size.bandwidth_mbps
     if size.restart_s:
         device = paper.emulation(size.restart_s)
         ms, megabits = device.microbatch_ms, transferred_megabits(size.preset, size.replicas)
         mbps = megabits / device.all_reduce_s
-    usual = Setting(PAPER, _task(size, size.accumulation, interval, size.failures, ms, mbps))
+    name = PAPER if size.restart_s else GIVEN
+    usual = Setting(name, _task(size, size.accumulation, interval, size.failures, ms, mbps))
     if not size.variants:
         return (usual,)
     kills = kills_every(interval // OFTENER, 1, size.replicas, size.seed)
