@@ -20,6 +20,7 @@ from recover.launch import command, processes
 JOURNAL = "journal.jsonl"
 _MARK = "RECOVER_CONTENDER"
 _TICK_S = 0.01
+_GRACE_S = 8.0
 _KILL_S = 10.0
 
 
@@ -56,6 +57,7 @@ class Crew:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._ask()
         give_up_at = time.monotonic() + _KILL_S
         while time.monotonic() < give_up_at:  # a process may fork while we look
             found = [pid for pid in self._marked() if processes.look(pid) is not None]
@@ -136,6 +138,15 @@ class Crew:
         logs = [self.log(name), *sorted(self.logs.rglob("stderr.log"))]
         last = [_last_line(log) for log in logs]
         return next((line for line in last if "Error" in line), last[0])[:300]
+
+    def _ask(self) -> None:
+        """Let launchers of their own clean up behind themselves, if they are quick."""
+        for process in self._started:
+            if process.poll() is None:
+                process.terminate()
+        give_up_at = time.monotonic() + _GRACE_S
+        while not self.ended(self._started) and time.monotonic() < give_up_at:
+            time.sleep(_TICK_S)
 
     def _environment(self) -> dict[str, str]:
         source = str(Path(recover.__file__).resolve().parents[1])

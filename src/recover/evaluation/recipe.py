@@ -7,6 +7,7 @@ weights, microbatches by global index, optimizer, learning rate, clipping and em
 import json
 from collections.abc import Collection
 from dataclasses import asdict
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Final
 
 from recover.evaluation.contender import Kill, Task
@@ -46,6 +47,7 @@ def settings(task: Task) -> dict[str, object]:
     return plain | {
         "microbatches": task.microbatches,
         "bucket_mb": BUCKET_MB[task.preset],
+        "torch": version("torch"),
         "emulated": bool(task.microbatch_ms or task.bandwidth_mbps),
     }
 

@@ -16,6 +16,7 @@ import importlib.util
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from importlib.metadata import version
 from pathlib import Path
 
 from recover.errors import RecoverError
@@ -71,7 +72,8 @@ def run(
             if replica not in chronicle.dead:
                 crew.require(f"replica-{replica}", process)
     chronicle.require(task)
-    return chronicle.trace(contender, recipe.settings(task) | {"tuning": asdict(tuned)})
+    added = {"tuning": asdict(tuned), "torchft": version("torchft")}
+    return chronicle.trace(contender, recipe.settings(task) | added)
 
 
 def _lighthouse(port: int, tuned: Tuning) -> list[str]:
