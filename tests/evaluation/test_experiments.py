@@ -186,6 +186,35 @@ def test_a_trajectory_too_short_for_its_failures_is_refused() -> None:
         EXPERIMENTS["trajectory"].plan(replace(EXPERIMENTS["trajectory"].full, steps=100))
 
 
+def test_the_paper_s_ratios_are_those_it_states() -> None:
+    _, rows = rows_of("failures")
+    beside = EXPERIMENTS["failures"].beside(rows)
+    stated = [1.07, 1.15, 1.24, 1.33, 1.46, 1.58, 1.76, 2.23]
+    assert [number(line, "paper: ratio") for line in beside] == pytest.approx(stated, abs=0.02)
+    _, rows = rows_of("throughput")
+    beside = EXPERIMENTS["throughput"].beside(rows)
+    assert [number(line, "paper: change, %") for line in beside] == pytest.approx(
+        [-2.5, -10.6, 8.4], abs=0.05
+    )
+    _, rows = rows_of("progress")
+    assert number(EXPERIMENTS["progress"].beside(rows)[-1], "paper: more, %") == pytest.approx(
+        74.9, abs=0.05
+    )
+
+
+def test_ours_stand_beside_the_paper_s() -> None:
+    experiment, rows = rows_of("trajectory")
+    at_250 = experiment.beside(rows)[-1]
+    assert (at_250["step"], at_250["ours: difference"]) == (250, 0)
+    assert number(at_250, "ours: reference") == pytest.approx(5 - 2.49)
+    short = [row for row in rows if number(row, "step") < 10]
+    assert experiment.beside(short)[-1]["ours: ReCoVer"] is None
+    experiment, rows = rows_of("breakdown")
+    at_64 = experiment.beside(rows)[-1]
+    assert number(at_64, "ours: ratio") == pytest.approx(69 / 32.5)
+    assert number(at_64, "paper: ratio") == pytest.approx(1.65, abs=0.005)
+
+
 # --- experiments ---------------------------------------------------------------------------
 
 
@@ -235,7 +264,7 @@ def test_failures_compare_interval_by_interval() -> None:
     assert number(first, "restart s") == pytest.approx(4.75)
     ratio = (29.0 * 16) / (18.1 * 15)
     assert number(first, "ratio") == pytest.approx(ratio)
-    assert "4.8 of its steps" in experiment.words(rows)[0]
+    assert "training: 4.8 s, 4.8 steps of 1.00 s" in experiment.words(rows)[0]
     assert "restart s" not in experiment.table(rows)[0]
 
 

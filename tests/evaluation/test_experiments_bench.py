@@ -72,6 +72,9 @@ class Two:
     def table(self, rows: Sequence[Row]) -> list[Row]:
         return list(rows)
 
+    def beside(self, rows: Sequence[Row]) -> list[Row]:
+        return [{"paper": 1, "ours": 2}]
+
     def words(self, rows: Sequence[Row]) -> list[str]:
         return [f"{len(rows)} runs are there."]
 
@@ -123,6 +126,7 @@ def test_what_may_be_missing_is_said_in_the_section(tmp_path: Path) -> None:
     assert "- Left out: b is not installed" in section
     assert "recover bench two --seeds 2\n" in section
     assert "![Two runs](two.svg)" in section
+    assert "Beside the paper (Figure 0):\n\n| paper | ours |" in section
     assert (tmp_path / "two.png").read_bytes().startswith(PNG)
 
 

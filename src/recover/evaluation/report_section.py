@@ -39,11 +39,17 @@ def section(
     name = experiment.name
     heading = f"## {experiment.title}" + (f" ({experiment.paper})" if experiment.paper else "")
     findings = [*experiment.words(rows), *circumstances.left_out]
+    compared = experiment.beside(rows)
     parts = [
         heading,
         "\n".join(f"- {sentence}" for sentence in findings),
         table(experiment.table(rows)),
         f"![{experiment.title}]({name}.svg)",
+        *(
+            [f"Beside the paper ({experiment.paper.split(' and ')[0]}):", table(compared)]
+            if compared
+            else []
+        ),
         experiment.explanation,
         f"{_sentence(settings(traces))}. {circumstances.machine}. Every value: "
         f"[{name}.csv]({name}.csv). Made by",

@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from recover.evaluation.contender import Trace
+from recover.evaluation.experiments import paper
 from recover.evaluation.experiments.failures import CONTENDERS, settings
 from recover.evaluation.experiments.protocol import (
     Cell,
@@ -91,6 +92,15 @@ class Breakdown:
     def table(self, rows: Sequence[Row]) -> list[Row]:
         """Return the rows."""
         return list(rows)
+
+    def beside(self, rows: Sequence[Row]) -> list[Row]:
+        """Return totals and their ratio for the intervals that both have."""
+        lines: list[Row] = []
+        for interval, totals in paper.TOTALS.items():
+            ours = [number(row, "total") for row in those(rows, interval=interval)]
+            if ours:
+                lines.append({"N": interval} | _totals("paper", totals) | _totals("ours", ours))
+        return lines
 
     def words(self, rows: Sequence[Row]) -> list[str]:
         """Say the totals at both ends, and ReCoVer's recovery."""
@@ -189,6 +199,15 @@ def recover_parts(trace: Trace) -> dict[str, float]:
 def _hit_commit(trace: Trace, after: float) -> float:
     (hit,) = (moment.step for moment in trace.moments if moment.name == "failure")
     return next(c.time for c in trace.commits if c.time > after and c.step == hit)
+
+
+def _totals(whose: str, seconds: Sequence[float]) -> dict[str, Cell]:
+    restart, recover = seconds
+    return {
+        f"{whose}: checkpoint-restart, s": restart,
+        f"{whose}: ReCoVer, s": recover,
+        f"{whose}: ratio": restart / recover,
+    }
 
 
 def _row(interval: int, system: str, parts: Mapping[str, float]) -> dict[str, Cell]:

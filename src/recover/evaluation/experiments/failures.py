@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 PAPER, GIVEN = "ratios of the paper", "the device that was asked for"
 RARE, SINGLE = "rare failures", "one microbatch per replica"
+PANELS = {RARE: "rare\nfailures", SINGLE: "one microbatch\nper replica"}
 RARER, OFTENER = 4, 2
 """Rare failures are so many times rarer than in the paper, checkpoints so many times as often."""
 CONTENDERS = ("checkpoint", "recover")
@@ -146,21 +147,40 @@ class Failures:
         left_out = {"checkpoint step s", "ReCoVer step s", "restart s"}
         return [{k: v for k, v in row.items() if k not in left_out} for row in rows]
 
+    def beside(self, rows: Sequence[Row]) -> list[Row]:
+        """Return the ratios after as many failures as both have, in the first setting."""
+        ours = those(rows, setting=rows[0]["setting"])
+        return [
+            {
+                "failure": row["failure"],
+                "paper: GPUs left of 128": left,
+                "paper: checkpoint-restart": theirs,
+                "paper: ReCoVer": recover,
+                "paper: ratio": recover / theirs,
+                f"ours: replicas left of {row['checkpoint replicas']}": row["ReCoVer replicas"],
+                "ours: checkpoint-restart": row["checkpoint tokens/s/replica"],
+                "ours: ReCoVer": row["ReCoVer tokens/s/replica"],
+                "ours: ratio": row["ratio"],
+            }
+            for row, (left, theirs, recover) in zip(ours, paper.AFTER_FAILURES, strict=False)
+        ]
+
     def words(self, rows: Sequence[Row]) -> list[str]:
-        """Say the ratio after the last failure, and which costs it came from."""
+        """Say the ratio after the last failure, the wall time, and what a restart weighed."""
         said = []
         for name in distinct(rows, "setting"):
             mine = those(rows, setting=name)
             last, step = mine[-1], number(mine[0], "checkpoint step s")
             restart = statistics.median(column(mine, "restart s"))
             said.append(
-                f"{str(name).capitalize()}: {number(last, 'ratio'):.2f} x checkpoint-restart after "
-                f"failure {last['failure']} ({last['ReCoVer replicas']} of "
-                f"{last['checkpoint replicas']} replicas left). A failure to the resumed training "
-                f"took checkpoint-restart {restart:.1f} s, {restart / step:.1f} of its steps of "
-                f"{step:.2f} s (the paper, without NCCL's timeout: "
-                f"{paper.RESTART_S / paper.STEP_S:.1f})."
+                f"{_sentence(name)}: {number(last, 'ratio'):.2f} x checkpoint-restart after failure "
+                f"{last['failure']} ({last['ReCoVer replicas']} of {last['checkpoint replicas']} "
+                f"replicas left). That interval took {number(last, 'checkpoint s'):.1f} s with "
+                f"restarts and {number(last, 'ReCoVer s'):.1f} s without. From a kill to resumed "
+                f"training: {restart:.1f} s, {restart / step:.1f} steps of {step:.2f} s."
             )
+        weight = paper.RESTART_S / paper.STEP_S
+        said.append(f"In the paper a restart weighs {weight:.1f} steps, NCCL's timeout left out.")
         return said
 
     def draw(self, figure: "Figure", rows: Sequence[Row]) -> None:
@@ -182,7 +202,7 @@ class Failures:
                     figures.name_bars(
                         axes, bars, rates, [f"{r:.2f}×" for r in column(mine, "ratio")]
                     )
-            axes.set_title(_title(name))
+            axes.set_title(PANELS.get(str(name), str(name)))
             axes.set_xticks(at)
             axes.set_xlabel("failure")
             axes.margins(y=0.1)
@@ -220,5 +240,6 @@ def compared(name: str, checkpoint: Trace, recover: Trace) -> list[Row]:
     ]
 
 
-def _title(name: Cell) -> str:
-    return "one microbatch\nper replica" if name == SINGLE else str(name).replace(" f", "\nf")
+def _sentence(name: Cell) -> str:
+    text = str(name)
+    return text[:1].upper() + text[1:]

@@ -11,6 +11,46 @@ of NCCL's timeout are left out: both systems of the paper pay them, and neither 
 
 from dataclasses import dataclass
 
+LOSSES = {
+    1: (11.016, 11.019),
+    50: (7.771, 7.764),
+    100: (6.697, 6.709),
+    150: (5.920, 5.940),
+    200: (5.359, 5.362),
+    250: (4.951, 4.969),
+}
+"""Figure 7a: losses of the reference and of ReCoVer by step, counted from one."""
+PHASES = ((2016.0, 1965.0), (2006.0, 1793.0), (2019.0, 2188.0))
+"""Figure 7b: tokens/s/GPU of both before, between and after the failures."""
+AFTER_FAILURES = (
+    (120, 157.7, 170.3),
+    (112, 157.7, 182.9),
+    (104, 157.7, 196.3),
+    (96, 157.7, 210.8),
+    (88, 157.7, 230.8),
+    (80, 157.7, 250.6),
+    (72, 157.7, 278.1),
+    (64, 157.7, 353.3),
+)
+"""Figure 8a: GPUs left, tokens/s/GPU of checkpoint-restart and of ReCoVer."""
+PROGRESS = (
+    (50, 39.1, 41.7),
+    (100, 58.7, 75.2),
+    (150, 92.3, 114.3),
+    (200, 117.4, 172.8),
+    (234, 136.8, 239.3),
+)
+"""Figure 8b: GPU-hours, millions of tokens of checkpoint-restart and of ReCoVer."""
+TOTALS = {
+    2: (249.0, 151.0),
+    4: (264.0, 160.0),
+    8: (285.0, 173.0),
+    16: (334.0, 202.0),
+    32: (426.0, 260.0),
+    64: (636.7, 386.0),
+}
+"""Figure 8c: seconds of checkpoint-restart and of ReCoVer by checkpoint interval."""
+
 TOKENS_PER_GPU = 4096 / 8
 """Tokens of a microbatch per GPU of a replica."""
 AFTER_FIRST = (131, 1793.0)

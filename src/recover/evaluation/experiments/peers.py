@@ -104,6 +104,10 @@ class Peers:
             )
         return lines
 
+    def beside(self, rows: Sequence[Row]) -> list[Row]:
+        """Return nothing: the paper has no such table."""
+        return []
+
     def words(self, rows: Sequence[Row]) -> list[str]:
         """Say the ratios."""
         said = []

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from recover.evaluation.experiments import measures
+from recover.evaluation.experiments import measures, paper
 from recover.evaluation.experiments.failures import CONTENDERS, Failures, settings
 from recover.evaluation.experiments.protocol import (
     Job,
@@ -72,6 +72,20 @@ class Progress:
                 }
             )
         return lines
+
+    def beside(self, rows: Sequence[Row]) -> list[Row]:
+        """Return the advantage at five points: the paper's, and fifths of our device time."""
+        return [
+            {
+                "paper: GPU-hours": hours,
+                "paper: checkpoint-restart, M tokens": theirs,
+                "paper: ReCoVer": recover,
+                "paper: more, %": measures.percent(recover, theirs),
+                "ours: device-hours": ours["device hours"],
+                "ours: more, %": ours["more, %"],
+            }
+            for (hours, theirs, recover), ours in zip(paper.PROGRESS, self.table(rows), strict=True)
+        ]
 
     def words(self, rows: Sequence[Row]) -> list[str]:
         """Say the advantage at the end of ReCoVer's run, and the wall time of both."""

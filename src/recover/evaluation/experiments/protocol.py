@@ -165,6 +165,9 @@ class Experiment(Protocol):
     def table(self, rows: Sequence[Row]) -> list[Row]:
         """Return the lines of the table in the report."""
 
+    def beside(self, rows: Sequence[Row]) -> list[Row]:
+        """Return the paper's table with ours beside it; none where the paper has no such table."""
+
     def words(self, rows: Sequence[Row]) -> list[str]:
         """Return what the rows say, in sentences."""
 

@@ -158,6 +158,10 @@ class Scaling:
             for started in sorted(distinct(rows, "started"), key=lambda cell: int(str(cell)))
         ]
 
+    def beside(self, rows: Sequence[Row]) -> list[Row]:
+        """Return nothing: the paper has no such table."""
+        return []
+
     def words(self, rows: Sequence[Row]) -> list[str]:
         """Say for each time which growth fits better."""
         said = []
@@ -182,7 +186,7 @@ class Scaling:
             ranks, ms = medians(rows, what)
             grown = growth(ranks, ms)
             axes.plot(ranks, ms, "o", color=shade, markersize=5, label=f"{what} ({grown.better})")
-            fitted = [max(grown.at(n), 1e-3) for n in ranks]
+            fitted = [at if (at := grown.at(n)) > 0 else math.nan for n in ranks]
             axes.plot(ranks, fitted, color=shade, linewidth=1, alpha=0.7)
         axes.set_xscale("log", base=2)
         figures.plain_log(axes)

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from recover.evaluation.experiments import measures
+from recover.evaluation.experiments import measures, paper
 from recover.evaluation.experiments.protocol import (
     Job,
     Row,
@@ -88,6 +88,24 @@ class Throughput:
                 }
             )
         return lines
+
+    def beside(self, rows: Sequence[Row]) -> list[Row]:
+        """Return the change against the reference in each phase."""
+        ours = {line["phase"]: line for line in self.table(rows)}
+        return [
+            {
+                "phase": phase,
+                "paper: reference, tokens/s/GPU": reference,
+                "paper: ReCoVer": recover,
+                "paper: change, %": measures.percent(recover, reference),
+                "ours: change, %": ours[phase]["ReCoVer vs reference, %"]
+                if phase in ours
+                else None,
+            }
+            for phase, (reference, recover) in zip(
+                (BEFORE, BETWEEN, AFTER), paper.PHASES, strict=True
+            )
+        ]
 
     def words(self, rows: Sequence[Row]) -> list[str]:
         """Say what the model predicts and how far that is off."""

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from recover.evaluation.contender import Kill, Task
+from recover.evaluation.experiments import paper
 from recover.evaluation.experiments.protocol import (
     Job,
     Row,
@@ -124,6 +125,24 @@ class Trajectory:
     def table(self, rows: Sequence[Row]) -> list[Row]:
         """Return one line per run: how far it is from the reference."""
         return [_summary(str(run), those(rows, run=run)) for run in distinct(rows, "run")]
+
+    def beside(self, rows: Sequence[Row]) -> list[Row]:
+        """Return losses at the paper's steps."""
+        lines: list[Row] = []
+        for step, (reference, recover) in paper.LOSSES.items():
+            ours = {str(row["run"]): row for row in those(rows, step=step - 1)}
+            lines.append(
+                {
+                    "step": step,
+                    "paper: reference": reference,
+                    "paper: ReCoVer": recover,
+                    "paper: difference": recover - reference,
+                    "ours: reference": ours["reference"]["loss"] if ours else None,
+                    "ours: ReCoVer": ours["static"]["loss"] if ours else None,
+                    "ours: difference": ours["static"]["difference"] if ours else None,
+                }
+            )
+        return lines
 
     def words(self, rows: Sequence[Row]) -> list[str]:
         """Say how far the runs are from the reference, and how far seeds are from each other."""
