@@ -172,12 +172,13 @@ class Failures:
             mine = those(rows, setting=name)
             last, step = mine[-1], number(mine[0], "checkpoint step s")
             restart = statistics.median(column(mine, "restart s"))
+            theirs, ours = number(last, "checkpoint s"), number(last, "ReCoVer s")
             said.append(
-                f"{_sentence(name)}: {number(last, 'ratio'):.2f} x checkpoint-restart after failure "
-                f"{last['failure']} ({last['ReCoVer replicas']} of {last['checkpoint replicas']} "
-                f"replicas left). That interval took {number(last, 'checkpoint s'):.1f} s with "
-                f"restarts and {number(last, 'ReCoVer s'):.1f} s without. From a kill to resumed "
-                f"training: {restart:.1f} s, {restart / step:.1f} steps of {step:.2f} s."
+                f"{_sentence(name)}: {number(last, 'ratio'):.2f} x checkpoint-restart after "
+                f"failure {last['failure']} ({last['ReCoVer replicas']} of "
+                f"{last['checkpoint replicas']} replicas left). That interval took {theirs:.1f} s "
+                f"with restarts and {ours:.1f} s without. From a kill to resumed training: "
+                f"{restart:.1f} s, {restart / step:.1f} steps of {step:.2f} s."
             )
         weight = paper.RESTART_S / paper.STEP_S
         said.append(f"In the paper a restart weighs {weight:.1f} steps, NCCL's timeout left out.")
