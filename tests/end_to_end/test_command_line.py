@@ -14,9 +14,11 @@ SURFACE = {
     "run": "SCRIPT ARGS --replicas --ranks-per-replica --faults --out",
     "train": "--replicas --microbatches --steps --preset --data --seed --policy --restore --dtype"
     " --parallel --ranks-per-replica --tp --pp --ep --schedule --sequence-parallel --recompute"
-    " --compile --in-place --sequences --learning-rate --warmup --clip-norm --bucket-mb --text"
-    " --faults --out",
+    " --compile --in-place --sequences --learning-rate --warmup --clip-norm --bucket-mb"
+    " --microbatch-ms --bandwidth-mbps --text --faults --out",
     "demo": "--out",
+    "bench": "NAME --list --quick --out --replicas --accumulation --steps --failures --interval"
+    " --seeds --seed --preset --microbatch-ms --bandwidth-mbps --restart-s",
     "doctor": "",
     "faults generate": "--replicas --ranks-per-replica --seed --count --first-step --last-step"
     " --weights",
