@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from recover.core.schedule import Location
-from recover.evaluation.contender import Commit, Kill, Moment, Task, Trace, failure_costs
+from recover.evaluation.contender import Commit, Kill, Task, Trace
 from recover.evaluation.journal import Follower, Journal
 from recover.evaluation.recipe import due, from_json, own_ids, present, to_json
 from recover.evaluation.recover_job import faults
@@ -63,15 +63,6 @@ def test_a_trace_that_is_none_is_refused_with_its_line(tmp_path: Path) -> None:
     file.write_text("")
     with pytest.raises(ValueError, match="the line with its settings is missing"):
         Trace.load(file)
-
-
-def test_a_failure_costs_what_its_step_took_longer_whatever_was_rerun() -> None:
-    times = {0: 10.0, 1: 11.0, 2: 12.0, 3: 13.0}
-    commits = [Commit(step, 1.0, 4, 8, 2, time) for step, time in times.items()]
-    again = [Commit(2, 1.0, 4, 8, 2, 20.0, rerun=True), Commit(3, 1.0, 4, 8, 2, 21.0, rerun=True)]
-    hit = Commit(4, 1.0, 4, 8, 2, 22.0)
-    trace = Trace("checkpoint", (*commits, *again, hit), (Moment("failure", 13.6, 4),), {})
-    assert failure_costs(trace) == (8.0,)
 
 
 def test_lines_are_read_once_they_are_complete(tmp_path: Path) -> None:

@@ -13,7 +13,8 @@ import pytest
 
 from recover.errors import RecoverError
 from recover.evaluation import torchft_job
-from recover.evaluation.contender import CONTENDERS, Commit, Kill, Task, Trace, failure_costs, run
+from recover.evaluation.contender import CONTENDERS, Commit, Kill, Task, Trace, run
+from recover.evaluation.experiments.measures import failure_costs
 
 pytestmark = pytest.mark.xdist_group("contenders")
 

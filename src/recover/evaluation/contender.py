@@ -9,9 +9,7 @@ import importlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
-from itertools import pairwise
 from pathlib import Path
-from statistics import median
 from types import MappingProxyType
 from typing import Final, cast
 
@@ -192,22 +190,6 @@ def run(
     home = importlib.import_module(f"recover.evaluation.{_HOMES[contender]}")
     runner = cast(Callable[..., Trace], home.run)
     return runner(contender, task, out, deadline_s=deadline_s, on_commit=on_commit)
-
-
-def failure_costs(trace: Trace) -> tuple[float, ...]:
-    """Return for each step that a failure hit the seconds by which it took longer than a step.
-
-    A step takes from the last commit before it to its own first commit, whatever was thrown away,
-    restarted and rerun in between. What is subtracted is the median of undisturbed steps before.
-    """
-    costs = []
-    for hit in sorted({m.step for m in trace.moments if m.name == "failure" and m.step}):
-        failed_at = min(m.time for m in trace.moments if m.name == "failure" and m.step == hit)
-        before = [c.time for c in trace.commits if c.time <= failed_at and not c.rerun]
-        after = [c.time for c in trace.commits if c.time > failed_at and c.step >= hit]
-        if after and len(before) > 1:
-            costs.append(after[0] - before[-1] - median(b - a for a, b in pairwise(before)))
-    return tuple(costs)
 
 
 def _require(holds: bool, name: str, value: object, wanted: str) -> None:
