@@ -4,7 +4,7 @@ A step takes G t_c + T_r on a clock that starts at zero. What a failure adds is 
 that tests know every number that an experiment should find.
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from recover.evaluation.contender import Commit, Moment, Task, Trace
 from recover.evaluation.experiments.protocol import Job, Run, Traces
@@ -40,8 +40,10 @@ def loss(task: Task, step: int, *, microbatches: int) -> float:
 
 def trace(contender: str, task: Task, times: Times = TIMES) -> Trace:
     """Return what a contender would leave of a task."""
-    play = _Play(contender, task, times)
+    if contender == "reference":  # is never killed and saves nothing
+        task = replace(task, kills=(), checkpoint_every=0)
     settings = asdict(task) | {"kills": [asdict(kill) for kill in task.kills]}
+    play = _Play(contender, task, times)
     play.run()
     return Trace(contender, tuple(play.commits), tuple(play.moments), settings)
 
@@ -78,7 +80,7 @@ class _Play:
         self.commits: list[Commit] = []
         self.moments: list[Moment] = []
         self.now, self.alive, self.reached = 0.0, task.replicas, -1
-        self.kills = {} if contender == "reference" else {k.step: k for k in task.kills}
+        self.kills = {k.step: k for k in task.kills}
 
     def run(self) -> None:
         step = saved = 0

@@ -100,6 +100,7 @@ def run_bench(bench: Bench, console: Console | None = None) -> None:
         f"{len(runs)} runs, {len(runs) - len(missing)} on file; the others take about "
         f"{_duration(estimate_s)}. Traces: {bench.out / 'raw'}",
         highlight=False,
+        markup=False,
     )
     left_out: dict[str, str] = {}
     failed: list[str] = []
@@ -167,7 +168,7 @@ def _write(
     figures.save(lambda figure: experiment.draw(figure, rows), experiment.title, note, path)
     console.print(_shown(experiment, rows))
     for sentence in (*experiment.words(rows), *circumstances.left_out):
-        console.print(f"  {sentence}", highlight=False)
+        console.print(f"  {sentence}", highlight=False, markup=False)
 
 
 def write_csv(rows: Sequence[Row], file: Path) -> None:

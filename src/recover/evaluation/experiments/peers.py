@@ -66,7 +66,7 @@ class Peers:
             place, who = name.split(": ")
             usual = measures.undisturbed_step_s(traces[f"{place}: reference"])
             step = measures.undisturbed_step_s(trace)
-            save = _save_s(trace) / int(str(trace.settings.get("checkpoint_every", 0)) or 1)
+            save = _save_s(trace) / max(1, int(str(trace.settings["checkpoint_every"])))
             costs: list[float | None] = [*measures.failure_costs(trace)]
             for cost in costs or [None]:
                 rows.append(
