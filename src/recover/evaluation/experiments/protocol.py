@@ -22,8 +22,9 @@ Row = Mapping[str, Cell]
 Traces = Mapping[str, Trace]
 """The traces of an experiment by the names that its plan gave to the runs."""
 
-START_S, START_REPLICA_S, MICROBATCH_S = 4.0, 1.5, 0.004
-"""What a time estimate assumes of a start, of each replica in it, and of a tiny microbatch."""
+START_S, START_REPLICA_S, CORES = 4.0, 1.5, 2
+MICROBATCH_S = {"nano": 0.005, "tiny": 0.015, "small": 0.5}
+"""What a time estimate assumes: a start, each replica in it, cores, a core's microbatch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +111,8 @@ class Job:
         """Starts, and steps of an emulated device that is slowed down by two real cores."""
         task = self.task
         start_s = START_S + START_REPLICA_S * task.replicas
-        device_s = task.accumulation * task.microbatch_ms / 1000
-        step_s = device_s + task.microbatches * MICROBATCH_S
+        real_s = MICROBATCH_S.get(task.preset, 0.015) * max(1.0, task.replicas / CORES)
+        step_s = task.accumulation * max(task.microbatch_ms / 1000, real_s)
         if task.bandwidth_mbps:
             step_s += transferred_megabits(task.preset, task.replicas) / task.bandwidth_mbps
         starts = 1 + (len(task.kills) if self.contender.startswith("checkpoint") else 0)

@@ -73,7 +73,9 @@ class Trajectory:
         failures=4,
         intervals=(40,),
         seeds=3,
+        preset="nano",
         microbatch_ms=40.0,
+        bandwidth_mbps=40.0,
     )
     quick = Size(
         replicas=4,
@@ -82,7 +84,9 @@ class Trajectory:
         failures=2,
         intervals=(6,),
         seeds=2,
+        preset="nano",
         microbatch_ms=10.0,
+        bandwidth_mbps=100.0,
     )
 
     def plan(self, size: Size) -> Mapping[str, Run]:
