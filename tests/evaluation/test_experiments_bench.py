@@ -213,8 +213,7 @@ def test_the_experiments_explain_themselves() -> None:
 @pytest.mark.xdist_group("processes")
 def test_real_ranks_agree_die_and_repair(tmp_path: Path) -> None:
     (scaling,) = bench.chosen("scaling")
-    sizes = {"replicas": 4, "failures": 1}
-    bench.run_bench(bench.Bench((scaling,), tmp_path, quick=True, sizes=sizes), silent())
+    bench.run_bench(bench.Bench((scaling,), tmp_path, quick=True), silent())
     with (tmp_path / "scaling.csv").open() as file:
         rows = list(csv.DictReader(file))
     found = {(row["started"], row["what"]) for row in rows}

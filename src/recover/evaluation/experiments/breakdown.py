@@ -63,7 +63,7 @@ class Breakdown:
     quick = Size(
         replicas=2,
         accumulation=2,
-        intervals=(2, 4),
+        intervals=(8,),
         failures=1,
         preset="nano",
         microbatch_ms=20.0,

@@ -116,9 +116,9 @@ class Failures:
         replicas=16, failures=8, intervals=(16,), preset="nano", restart_s=40.0, variants=True
     )
     quick = Size(
-        replicas=4,
+        replicas=3,
         accumulation=2,
-        failures=2,
+        failures=1,
         intervals=(4,),
         preset="nano",
         microbatch_ms=20.0,

@@ -116,7 +116,7 @@ class Scaling:
         "the new membership. Of each event the slowest survivor counts; medians over events."
     )
     full = Size(replicas=64, failures=3, seeds=3)
-    quick = Size(replicas=8, failures=2, seeds=1)
+    quick = Size(replicas=4, failures=1, seeds=1)
 
     def plan(self, size: Size) -> Mapping[str, Run]:
         """Plan powers of two up to the number of replicas."""

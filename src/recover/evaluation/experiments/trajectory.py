@@ -78,10 +78,10 @@ class Trajectory:
         bandwidth_mbps=40.0,
     )
     quick = Size(
-        replicas=4,
-        accumulation=2,
-        steps=24,
-        failures=2,
+        replicas=2,
+        accumulation=4,
+        steps=16,
+        failures=1,
         intervals=(6,),
         seeds=2,
         preset="nano",
