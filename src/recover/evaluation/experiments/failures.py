@@ -53,12 +53,13 @@ def settings(size: Size) -> tuple[Setting, ...]:
     usual = Setting(name, _task(size, size.accumulation, interval, size.failures, ms, mbps))
     if not size.variants:
         return (usual,)
-    kills = kills_every(interval // OFTENER, 1, size.replicas, size.seed)
+    often = max(2, interval // OFTENER)
+    kills = kills_every(often, 1, size.replicas, size.seed)
     rare = replace(
         usual.task,
         steps=kills[0].step + RARER * interval,
         kills=kills,
-        checkpoint_every=interval // OFTENER,
+        checkpoint_every=often,
     )
     step_ms = size.accumulation * ms + 1000 * _all_reduce_s(size, mbps)
     single = replace(rare, accumulation=1, microbatch_ms=round(step_ms, 1), bandwidth_mbps=0.0)
@@ -70,7 +71,12 @@ def _all_reduce_s(size: Size, mbps: float) -> float:
 
 
 def kills_every(interval: int, failures: int, replicas: int, seed: int) -> tuple[Kill, ...]:
-    """Return kills in the steps 1.5 N, 2.5 N, ... (counted from one), as in the paper."""
+    """Return kills in the steps 1.5 N, 2.5 N, ... (counted from one), as in the paper.
+
+    Raises ValueError where there are none.
+    """
+    if failures < 1:
+        raise ValueError(f"--failures must be at least 1 here, got {failures}")
     victims = random.Random(f"victims {seed}").sample(range(replicas), failures)
     first = interval + interval // 2 - 1
     return tuple(Kill(first + i * interval, victim) for i, victim in enumerate(victims))
