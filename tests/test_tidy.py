@@ -22,6 +22,7 @@ ALLOWED = {
     "parallel": {"core", "mpi", "tensors"},
     "train": {"core", "mpi", "launch", "tensors", "parallel", "records", "faults"},
     "adapters": {"core", "launch", "mpi", "tensors", "parallel", "train", "records"},
+    "evaluation": {"core", "launch", "mpi", "records", "train", "faults"},
 }
 OUTSIDE = {"numpy", "torch", "mpi4py", "yaml", "rich", "typer"}
 OUTSIDE_ALLOWED = {
@@ -35,6 +36,7 @@ OUTSIDE_ALLOWED = {
     "parallel": {"torch"},
     "train": {"torch", "numpy", "yaml", "rich"},
     "adapters": {"torch"},
+    "evaluation": {"torch", "rich"},
 }
 LONGEST_FILE = 400
 LONGEST_FUNCTION = {"core": 50, "sim": 50}

@@ -55,7 +55,7 @@ def run(
     raise typer.Exit(status)
 
 
-Preset = StrEnum("Preset", ["tiny", "tiny_moe", "small"])
+Preset = StrEnum("Preset", ["nano", "tiny", "tiny_moe", "small"])
 Data = StrEnum("Data", ["exact", "stream"])
 Policy = StrEnum("Policy", ["static", "adaptive"])
 Restore = StrEnum("Restore", ["auto", "blocking", "non_blocking"])
@@ -122,6 +122,12 @@ def train(
     warmup: Annotated[int, typer.Option(help="Steps of linear warm-up.")] = 5,
     clip_norm: Annotated[float, typer.Option(help="Largest global gradient norm.")] = 1.0,
     bucket_mb: Annotated[float, typer.Option(help="Size of a gradient bucket in MiB.")] = 25.0,
+    microbatch_ms: Annotated[
+        float, typer.Option(help="Emulated device: least time of a microbatch.")
+    ] = 0.0,
+    bandwidth_mbps: Annotated[
+        float, typer.Option(help="Emulated network between replicas; 0: none.")
+    ] = 0.0,
     text: Annotated[
         list[Path] | None,
         typer.Option(
@@ -232,6 +238,55 @@ def check(
     with _one_sentence():
         mesh = Mesh(replicas, ranks_per_replica)
         print(explain(load(file, mesh), mesh))
+
+
+@app.command()
+def bench(
+    name: Annotated[str, typer.Argument(help="Experiment, or all.")] = "all",
+    explain: Annotated[bool, typer.Option("--list", help="Explain the experiments.")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Small runs, to see that it works.")
+    ] = False,
+    out: Annotated[
+        Path, typer.Option(help="Directory of traces, tables and figures.", metavar="DIR")
+    ] = Path("runs/bench"),
+    replicas: Annotated[int | None, typer.Option(help="Model copies to start.")] = None,
+    accumulation: Annotated[int | None, typer.Option(help="Microbatches per replica.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Optimizer steps.")] = None,
+    failures: Annotated[int | None, typer.Option(help="Replicas to kill.")] = None,
+    interval: Annotated[
+        list[int] | None,
+        typer.Option(help="Steps between failures or checkpoints (breakdown: repeatable)."),
+    ] = None,
+    seeds: Annotated[int | None, typer.Option(help="Seeds of the reference, or rounds.")] = None,
+    seed: Annotated[int | None, typer.Option(help="First seed.")] = None,
+    preset: Annotated[Preset | None, typer.Option(help="Model size.")] = None,
+    microbatch_ms: Annotated[
+        float | None, typer.Option(help="Emulated device: least time of a microbatch.")
+    ] = None,
+    bandwidth_mbps: Annotated[
+        float | None, typer.Option(help="Emulated network between replicas.")
+    ] = None,
+    restart_s: Annotated[
+        float | None,
+        typer.Option(help="Scale the emulated device to such a restart; 0: do not scale."),
+    ] = None,
+) -> None:
+    """Reproduce the paper's evaluation: traces, CSV, figures and a section of a report."""
+    given = dict(locals())
+    from recover.evaluation import bench as series
+
+    if explain:
+        series.explain()
+        return
+    with _one_sentence():
+        sizes = {k: v for k, v in given.items() if k in series.OPTIONS and v is not None}
+        if interval:
+            sizes["intervals"] = tuple(interval)
+        if preset is not None:
+            sizes["preset"] = str(preset)
+        chosen = series.chosen(name)
+        series.run_bench(series.Bench(experiments=chosen, out=out, quick=quick, sizes=sizes))
 
 
 @app.command()

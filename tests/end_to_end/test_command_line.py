@@ -15,8 +15,10 @@ SURFACE = {
     "train": "--replicas --microbatches --steps --preset --data --seed --policy --restore --dtype"
     " --parallel --ranks-per-replica --tp --pp --ep --schedule --sequence-parallel --recompute"
     " --compile --in-place --overlap --sequences --learning-rate --warmup --clip-norm --bucket-mb"
-    " --text --faults --out",
+    " --microbatch-ms --bandwidth-mbps --text --faults --out",
     "demo": "--out",
+    "bench": "NAME --list --quick --out --replicas --accumulation --steps --failures --interval"
+    " --seeds --seed --preset --microbatch-ms --bandwidth-mbps --restart-s",
     "report": "RUNS --out",
     "doctor": "",
     "faults generate": "--replicas --ranks-per-replica --seed --count --first-step --last-step"

@@ -235,7 +235,7 @@ def test_tokens_of_a_wrong_shape_are_refused(tokens: torch.Tensor) -> None:
 
 def test_unknown_names_are_refused() -> None:
     with pytest.raises(
-        ValueError, match="unknown preset 'huge'; choose one of tiny, tiny_moe, small"
+        ValueError, match="unknown preset 'huge'; choose one of nano, tiny, tiny_moe, small"
     ):
         preset("huge")
     assert preset("tiny") is PRESETS["tiny"]

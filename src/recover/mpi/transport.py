@@ -92,6 +92,11 @@ class Span:
         return memory, self.count, self.type.value
 
     @property
+    def nbytes(self) -> int:
+        """Bytes of all elements."""
+        return self.count * self.type.size
+
+    @property
     def fingerprint(self) -> int:
         """15 bits that depend on the number and type of the elements."""
         words = self.count * 8 + _TYPE_NUMBER[self.type]

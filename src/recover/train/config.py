@@ -4,7 +4,7 @@ import json
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
-PRESETS = ("tiny", "tiny_moe", "small")
+PRESETS = ("nano", "tiny", "tiny_moe", "small")
 DATA = ("exact", "stream")
 POLICIES = ("static", "adaptive")
 RESTORE = ("auto", "blocking", "non_blocking")
@@ -54,6 +54,10 @@ class TrainConfig:
     """Steps of linear warm-up."""
     clip_norm: float = 1.0
     bucket_mb: float = 25.0
+    microbatch_ms: float = 0.0
+    """Emulated device: a microbatch takes at least so long; 0 emulates nothing."""
+    bandwidth_mbps: float = 0.0
+    """Emulated network of the cross-replica reduction, in megabits per second; 0: none."""
     text: tuple[str, ...] = ()
     """Text files; none means the default text."""
 
@@ -62,7 +66,7 @@ class TrainConfig:
             _require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
         for name in ("pp", "ep", "tp"):
             _require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
-        for name in ("ranks_per_replica", "seed", "warmup"):
+        for name in ("ranks_per_replica", "seed", "warmup", "microbatch_ms", "bandwidth_mbps"):
             _require(getattr(self, name) >= 0, name, getattr(self, name), "at least 0")
         for name in ("learning_rate", "clip_norm", "bucket_mb"):
             _require(getattr(self, name) > 0, name, getattr(self, name), "above 0")

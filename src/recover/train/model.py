@@ -79,6 +79,7 @@ class ModelConfig:
 
 PRESETS: Final[Mapping[str, ModelConfig]] = MappingProxyType(
     {
+        "nano": ModelConfig(layers=2, dim=64, heads=2, kv_heads=1, hidden=128, sequence=64),
         "tiny": ModelConfig(layers=2, dim=128, heads=4, kv_heads=2, hidden=256, sequence=128),
         "tiny_moe": ModelConfig(
             layers=2, dim=128, heads=4, kv_heads=2, hidden=128, sequence=128, experts=4

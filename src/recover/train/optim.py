@@ -14,6 +14,8 @@ from typing import Any, TypeAlias, overload
 import torch
 from torch import nn
 
+from recover.train.config import TrainConfig
+
 Group: TypeAlias = dict[str, Any]
 
 
@@ -199,6 +201,17 @@ def learning_rate(
     progress = (step - warmup) / (steps - warmup)
     cosine = 0.5 * (1.0 + math.cos(math.pi * progress))
     return peak * (floor_fraction + (1.0 - floor_fraction) * cosine)
+
+
+def rate(config: TrainConfig, step: int) -> float:
+    """Return the learning rate that a training run uses in a step."""
+    return learning_rate(
+        step,
+        peak=config.learning_rate,
+        warmup=min(config.warmup, config.steps),
+        steps=config.steps,
+        floor_fraction=0.1,
+    )
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:

@@ -27,6 +27,7 @@ from recover.core.schedule import Location
 from recover.launch import note, rank
 from recover.mpi import performer as mpi
 from recover.mpi.transport import UlfmTransport
+from recover.train.emulation import Device
 from recover.train.injection import Injector, inside
 from recover.train.stopwatch import Stopwatch
 
@@ -47,8 +48,14 @@ class Performer:
     """Answers effects for one iteration, or for the start or the end of the job."""
 
     def __init__(
-        self, transport: UlfmTransport, buckets: Buckets, injector: Injector, watch: Stopwatch
+        self,
+        transport: UlfmTransport,
+        buckets: Buckets,
+        injector: Injector,
+        watch: Stopwatch,
+        device: Device | None = None,
     ) -> None:
+        self._transport, self._device = transport, device
         self._collective = mpi.CollectivePerformer(transport, buckets)
         self._buckets = buckets
         self._injector, self._watch = injector, watch
@@ -122,9 +129,14 @@ class Performer:
         # waits for that, and its own part never arrives.
         self._beat(inside(effect.bucket))
         self._injector.at(Location.REDUCE, bucket=effect.bucket)
+        if self._device is not None:
+            span = self._buckets.receive(effect.bucket)
+            self._device.transfer(span.nbytes, self._transport.cross_size)
         done = bool(self._collective(effect))
         if done:
             self._buckets.received(effect.bucket)
+        if self._device is not None:
+            self._device.settle(done=done)
         return done
 
     def _agree(self, effect: Agree) -> bool:

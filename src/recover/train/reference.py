@@ -14,8 +14,9 @@ from torch import Tensor
 
 import recover
 from recover.train.config import TrainConfig
+from recover.train.emulation import Device
 from recover.train.model import preset
-from recover.train.optim import adamw, learning_rate, set_learning_rate
+from recover.train.optim import adamw, rate, set_learning_rate
 from recover.train.stacks import make_replica
 from recover.train.text import TextWindows, load_text
 
@@ -44,6 +45,8 @@ def main(config: TrainConfig) -> None:
         overlap=config.overlap,
         config=asdict(config) | {"text_sha256": text.corpus.content_hash},
     )
+    device = Device(config.microbatch_ms, config.bandwidth_mbps)
+    trainer.device = device
     print(f"{replica.parameters:,} parameters, {len(trainer.buckets)} buckets", flush=True)
     data: TextWindows | Iterable[Tensor] = text
     if config.data == "stream":
@@ -51,26 +54,18 @@ def main(config: TrainConfig) -> None:
     for step in trainer.steps(data, until=config.steps):
         if replica.pipeline is not None:  # runs forward and backward of a whole pass
             for tokens in step.passes():  # list of (sequences, sequence + 1) int64
-                losses = replica.pipeline(tokens)
+                with device.passes(len(tokens)):
+                    losses = replica.pipeline(tokens)
                 step.ran(losses, tokens=text.tokens_per_microbatch * len(tokens))
         else:
             for microbatch in step:  # (sequences, sequence + 1) int64
-                loss = replica.loss(microbatch)
-                step.backward(loss, tokens=text.tokens_per_microbatch)
+                with device.forward():
+                    loss = replica.loss(microbatch)
+                with device.backward():
+                    step.backward(loss, tokens=text.tokens_per_microbatch)
         set_learning_rate(optimizer, rate(config, step.number))
         record = step.commit()
         print(f"step {record.step} loss {record.loss:.4f} world {len(record.survivors)}")
-
-
-def rate(config: TrainConfig, step: int) -> float:
-    """Return the learning rate of a step."""
-    return learning_rate(
-        step,
-        peak=config.learning_rate,
-        warmup=min(config.warmup, config.steps),
-        steps=config.steps,
-        floor_fraction=0.1,
-    )
 
 
 def own_stream(text: TextWindows, replica: int, replicas: int) -> Iterator[Tensor]:

@@ -52,7 +52,7 @@ class Step(Generic[M]):
         self._injector = trainer.injector
         self._injector.step = state.step
         self._performer = Performer(
-            trainer.job.transport, trainer.buckets, trainer.injector, self._watch
+            trainer.job.transport, trainer.buckets, trainer.injector, self._watch, trainer.device
         )
         self._driver = Driver(iteration(trainer.job.member, trainer.job.rules, state))
         self._open: int | None = None  # the microbatch that backward is due for

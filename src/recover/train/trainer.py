@@ -38,6 +38,7 @@ from recover.records import RecordWriter, config_text, write_config
 from recover.tensors.buckets import GradientBuckets
 from recover.tensors.holders import Holder, local
 from recover.tensors.replication import ModelCopy
+from recover.train.emulation import Device
 from recover.train.injection import Injector, board_watch
 from recover.train.job import Job
 from recover.train.performer import Buckets, Performer
@@ -109,6 +110,8 @@ class Trainer:
         self.injector.watch(self.stack.parts)
         self.writer = RecordWriter(job.out, job.replica) if job.shard == 0 else None
         """Writes the records; on the first rank of each replica."""
+        self.device = Device()
+        """What reductions take on an emulated network; none is emulated by default."""
         self._config = dict(config or {}) | {
             "bucket_mb": bucket_mb,
             "in_place": in_place,
