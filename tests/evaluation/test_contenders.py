@@ -16,8 +16,6 @@ from recover.evaluation import torchft_job
 from recover.evaluation.contender import CONTENDERS, Commit, Kill, Task, Trace, run
 from recover.evaluation.experiments.measures import failure_costs
 
-pytestmark = pytest.mark.xdist_group("contenders")
-
 STEPS, REPLICAS = 7, 2
 UNDISTURBED = Task(replicas=REPLICAS, accumulation=3, steps=STEPS, preset="nano")
 DISTURBED = Task(
