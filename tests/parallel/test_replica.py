@@ -95,7 +95,6 @@ def sum_of_two() -> dict[str, Any]:
     }
 
 
-@pytest.mark.xdist_group("processes")
 def test_two_ranks_count_everything_once() -> None:
     first, second = launch("tests.parallel.test_replica:sum_of_two", 2, deadline_s=100)
     assert first == second

@@ -15,7 +15,6 @@ from tests.report.browser import CHROMIUM, DRIVER, Browser, started
 from tests.report.runs import Deaths, MadeUp
 
 pytestmark = [
-    pytest.mark.xdist_group("processes"),
     pytest.mark.skipif(
         CHROMIUM is None or DRIVER is None,
         reason="no browser: install chromium and chromium-driver",

@@ -257,5 +257,6 @@ def _progress(console: Console, total_s: float) -> Iterator[Bar]:
         TextColumn("left"),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=console, speed_estimate_period=600) as progress:
-        yield Bar(progress, progress.add_task("", total=total_s or 1.0))
+    idle = not total_s  # everything is on file
+    with Progress(*columns, console=console, speed_estimate_period=600, disable=idle) as progress:
+        yield Bar(progress, progress.add_task("", total=total_s))
