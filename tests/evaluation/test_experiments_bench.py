@@ -211,7 +211,6 @@ def test_the_experiments_explain_themselves() -> None:
     assert all(name in result.output for name in EXPERIMENTS)
 
 
-@pytest.mark.xdist_group("processes")
 def test_real_ranks_agree_die_and_repair(tmp_path: Path) -> None:
     (scaling,) = bench.chosen("scaling")
     bench.run_bench(bench.Bench((scaling,), tmp_path, quick=True), silent())
