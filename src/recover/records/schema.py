@@ -4,7 +4,6 @@ A number that is not finite is ``null`` in JSON and ``nan`` when read back, sinc
 ``NaN`` nor infinity. A reader ignores keys that it does not know: later versions may add some.
 """
 
-import functools
 import json
 import math
 from collections.abc import Callable, Mapping
@@ -96,7 +95,7 @@ class EventRecord:
 
 
 Record = TypeVar("Record", StepRecord, EventRecord)
-_hints = functools.cache(get_type_hints)  # slow, and asked for every line
+_HINTS = {kind: get_type_hints(kind) for kind in (StepRecord, EventRecord)}
 
 
 def to_json(record: StepRecord | EventRecord) -> str:
@@ -123,7 +122,7 @@ def from_json(kind: type[Record], line: str | bytes) -> Record:
     if not isinstance(loaded, dict):
         raise ValueError(f"expected a JSON object, got {_shown(loaded)}")
     given = cast(dict[str, object], loaded)
-    hints = _hints(kind)
+    hints = _HINTS[kind]
     missing = [name for name in hints if name not in given and name != "checksum"]
     if missing:
         raise ValueError(f"the key {missing[0]!r} is missing")
