@@ -26,6 +26,10 @@ Replicas = Annotated[int, typer.Option(help="Model copies to start (W_init).")]
 Faults = Annotated[
     Path | None, typer.Option(help="YAML schedule of failures to inject.", metavar="FILE")
 ]
+Texts = Annotated[
+    list[Path] | None,
+    typer.Option(help="Text file to train on, repeatable; default: Python's own.", metavar="FILE"),
+]
 Out = Annotated[Path | None, typer.Option(help="Run directory to create.", metavar="DIR")]
 
 
@@ -128,12 +132,7 @@ def train(
     bandwidth_mbps: Annotated[
         float, typer.Option(help="Emulated network between replicas; 0: none.")
     ] = 0.0,
-    text: Annotated[
-        list[Path] | None,
-        typer.Option(
-            help="Text file to train on, repeatable; default: Python's own.", metavar="FILE"
-        ),
-    ] = None,
+    text: Texts = None,
     faults: Faults = None,
     out: Out = None,
 ) -> None:
