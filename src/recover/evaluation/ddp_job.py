@@ -35,7 +35,7 @@ from recover.evaluation.journal import Line
 from recover.launch import processes
 
 SAVE_MODE = "async"
-"""What loses less time; the other one is ``sync``."""
+"""What stops training for a shorter time, if it needs the processor longer; or ``sync``."""
 _MONITOR_S = 0.02
 
 
