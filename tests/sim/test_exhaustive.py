@@ -17,6 +17,7 @@ def run(text: str) -> Explored:
 
 
 @pytest.mark.timeout(900)
+@pytest.mark.slow
 def test_4_replicas_of_2_shards_with_2_deaths() -> None:
     """The scope in which a smaller first model hid a real bug."""
     done = run("replicas=4 shards=2 microbatches=8 buckets=1 finish=0 memory=spoiled kills=2")
