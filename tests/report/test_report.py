@@ -57,6 +57,14 @@ def test_a_card_says_what_the_records_say() -> None:
     assert verdict.startswith("The invariant holds: each of 3 steps committed B = 6 microbatches")
 
 
+def test_a_run_that_tells_no_tokens_is_counted_in_microbatches() -> None:
+    silent = [replace(step, tokens=0) for step in (STEP, HIT)]
+    facts = page_of(RunRecord(CONFIG | {"steps": 2}, tuple(silent), (EVENT,))).facts()
+    assert facts["Microbatches"] == "12"
+    assert facts["Throughput"].endswith(" microbatches/s")
+    assert "Tokens" not in facts
+
+
 def test_losses_and_throughput_of_every_step_are_in_the_tables() -> None:
     run = many_deaths()
     page = page_of(run)

@@ -67,8 +67,8 @@ class Stretch:
     first: int
     last: int
     replicas: int
-    tokens_per_s: float
-    """All tokens of these steps over all their time, recoveries included."""
+    per_s: float
+    """All work of these steps over all their time, recoveries included."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,16 +122,21 @@ class RunView:
         return sum(step.recovery_s for step in self.steps)
 
     @property
-    def tokens(self) -> int:
-        """Tokens committed."""
-        return sum(step.tokens for step in self.steps)
+    def unit(self) -> str:
+        """In what work is counted: tokens, or microbatches in a run that does not tell tokens."""
+        return "tokens" if self.steps and self.steps[0].tokens else "microbatches"
+
+    def work(self, *steps: StepRecord) -> int:
+        """Return how much of that some steps committed."""
+        tokens = self.unit == "tokens"
+        return sum(step.tokens if tokens else step.microbatches for step in steps)
 
     @property
     def stretches(self) -> Iterator[Stretch]:
         """The run, cut where the number of replicas changes."""
         for replicas, group in groupby(self.steps, key=lambda step: len(step.survivors)):
             part = list(group)
-            rate = per_second(sum(s.tokens for s in part), sum(s.wall_s for s in part))
+            rate = per_second(self.work(*part), sum(s.wall_s for s in part))
             yield Stretch(part[0].step, part[-1].step, replicas, rate)
 
     def spans(self, replica: int) -> Iterator[Span]:

@@ -102,7 +102,7 @@ def _facts(view: RunView) -> Mapping[str, tuple[str, ...]]:
     before, after = len(view.replicas), len(steps[-1].survivors)
     lost = f"{words.share(view.lost_s, view.wall_s)} of {words.seconds(view.wall_s)}"
     return facts | {
-        "Tokens": (words.count(view.tokens),),
+        view.unit.capitalize(): (words.count(view.work(*steps)),),
         "Replicas": (f"{before} → {after}",),
         "Failures survived": (
             str(len(view.failures)),
@@ -114,7 +114,10 @@ def _facts(view: RunView) -> Mapping[str, tuple[str, ...]]:
             words.seconds(view.lost_s),
             _remark(lost if view.failures else ""),
         ),
-        "Throughput": (words.rate(per_second(view.tokens, view.wall_s)), _remark("tokens/s")),
+        "Throughput": (
+            words.rate(per_second(view.work(*steps), view.wall_s)),
+            _remark(f"{view.unit}/s"),
+        ),
         "Last loss": (words.loss(steps[-1].loss),),
     }
 

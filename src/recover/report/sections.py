@@ -130,22 +130,24 @@ def _apart(views: Sequence[RunView], curves: Sequence[Curve], axis: Axis) -> Htm
 
 
 def _throughput(view: RunView, axis: Axis, style: str) -> Html:
-    rates = {step.step: per_second(step.tokens, step.wall_s) for step in view.steps}
+    rates = {step.step: per_second(view.work(step), step.wall_s) for step in view.steps}
     each = {step.step: rates[step.step] / len(step.survivors) for step in view.steps}
     parts = [
-        _chart(name, "tokens/s", axis, [_curve(view, style, values)], words.rate, from_zero=True)
+        _chart(
+            name, f"{view.unit}/s", axis, [_curve(view, style, values)], words.rate, from_zero=True
+        )
         for name, values in (("All replicas", rates), ("Per surviving replica", each))
     ]
     rows = [
         (
             words.steps(stretch.first, stretch.last),
             str(stretch.replicas),
-            words.rate(stretch.tokens_per_s),
-            words.rate(stretch.tokens_per_s / stretch.replicas),
+            words.rate(stretch.per_s),
+            words.rate(stretch.per_s / stretch.replicas),
         )
         for stretch in view.stretches
     ]
-    table = _table(("", "replicas", "tokens/s", "per replica"), rows)
+    table = _table(("", "replicas", f"{view.unit}/s", "per replica"), rows)
     return join(
         tag("h3", "Throughput"),
         *parts,

@@ -29,9 +29,9 @@ def number_of(things: str, number: int) -> str:
     return f"{number:,} {things}{'' if number == 1 else 's'}"
 
 
-def rate(tokens_per_s: float) -> str:
-    """Return tokens per second, without the unit."""
-    return f"{tokens_per_s:,.{_decimals(tokens_per_s)}f}" if math.isfinite(tokens_per_s) else "–"
+def rate(per_s: float) -> str:
+    """Return work per second, without the unit."""
+    return f"{per_s:,.{_decimals(per_s)}f}" if math.isfinite(per_s) else "–"
 
 
 def steps(first: int, last: int) -> str:
