@@ -198,7 +198,10 @@ def test_the_command_line_refuses_in_one_sentence() -> None:
         (["bench", "nothing"], "unknown experiment 'nothing'"),
         (["bench", "failures", "--interval", "3"], "--interval must be an even number of steps"),
         (["bench", "peers", "--failures", "0"], "--failures must be at least 1 here, got 0"),
-        (["bench", "trajectory", "--steps", "10"], "--steps must be at least 165"),
+        (
+            ["bench", "trajectory", "--steps", "10", "--interval", "40"],
+            "--steps must be at least 165",
+        ),
     ):
         result = runner.invoke(app, arguments)
         assert result.exit_code == 2, result.output

@@ -128,6 +128,7 @@ def _make(
     file.parent.mkdir(parents=True, exist_ok=True)
     shutil.rmtree(work, ignore_errors=True)  # what an interrupted series left of this run
     deadline_s = GRACE_S + PATIENCE * run.estimate_s
+    around = surroundings()
     with bar.run(experiment, run) as on_commit:
         try:
             trace = run.perform(work, deadline_s=deadline_s, on_commit=on_commit)
@@ -136,7 +137,7 @@ def _make(
                 raise RecoverError(f"{run.key}: {error}; its files: {work}") from error
             left_out[run.key] = str(error)
             return
-    trace.save(file)
+    replace(trace, settings={**trace.settings, **around}).save(file)
     shutil.rmtree(work, ignore_errors=True)
 
 
@@ -159,7 +160,6 @@ def _write(
     reasons = sorted({left_out[run.key] for run in plan.values() if run.key in left_out})
     circumstances = report_section.Circumstances(
         command=f"recover bench {experiment.name} {bench.command}".rstrip(),
-        machine=machine(),
         left_out=[f"Left out: {reason}" for reason in reasons],
     )
     text = report_section.section(experiment, rows, traces, circumstances)
@@ -180,22 +180,25 @@ def write_csv(rows: Sequence[Row], file: Path) -> None:
         writer.writerows(rows)
 
 
-def machine() -> str:
-    """Return what a reader must know of this machine before believing the numbers."""
-    cores, load = len(os.sched_getaffinity(0)), os.getloadavg()[0]
-    day = time.strftime("%Y-%m-%d", time.gmtime())
-    return f"{cores} cores ({platform.machine()}), load average {load:.1f}, {day}"
+def surroundings() -> dict[str, object]:
+    """Return what a reader must know of machine and moment before believing a run's numbers."""
+    return {
+        "machine": f"{len(os.sched_getaffinity(0))} cores ({platform.machine()})",
+        "load": round(os.getloadavg()[0], 1),
+        "date": time.strftime("%Y-%m-%d", time.gmtime()),
+    }
 
 
 def explain(console: Console | None = None) -> None:
     """Show every experiment with its figures of the paper and the time of its full size."""
-    table = Table("name", "figures of the paper", "full", "quick", "what is run")
+    table = Table("name", "figures of the paper", "full", "quick", "what is run (more in NAME.md)")
     for experiment in EXPERIMENTS.values():
         times = [
             _duration(sum(run.estimate_s for run in experiment.plan(size).values()))
             for size in (experiment.full, experiment.quick)
         ]
-        table.add_row(experiment.name, experiment.paper or "-", *times, experiment.explanation)
+        first_sentence = f"{experiment.explanation.split('. ')[0]}."
+        table.add_row(experiment.name, experiment.paper or "-", *times, first_sentence)
     (console or Console()).print(table)
 
 

@@ -8,6 +8,7 @@ SIGKILL) and ``recovered`` (the step that it hit is committed; the event's times
 
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from recover.core.schedule import Fault, FaultSchedule, Location
@@ -47,7 +48,10 @@ def run(
     on_commit: Callable[[Commit], None],
 ) -> Trace:
     """Run ``recover`` or ``adaptive``; see ``contender.run``."""
-    config = recipe.train_config(task, _POLICIES[contender])
+    config = replace(
+        recipe.train_config(task, _POLICIES[contender]),
+        overlap=bool(task.bandwidth_mbps),  # real reductions leave no core for backward here
+    )
     directory = out.absolute() / RUN
 
     def on_line(line: Line) -> None:
@@ -74,7 +78,7 @@ def run(
     problems = check_run(record)
     if problems:
         raise RecoverError(f"{directory} breaks the invariant: {problems[0]}")
-    added = {"policy": config.policy, "run": RUN}
+    added = {"policy": config.policy, "overlap": config.overlap, "run": RUN}
     return _trace(contender, record, directory, task, recipe.settings(task) | added)
 
 
@@ -92,6 +96,7 @@ def _train(config: TrainConfig, directory: Path) -> list[str]:
     words = [sys.executable, "-c", "from recover.cli import app; app()", "train"]
     for name in _OPTIONS:
         words += [f"--{name.replace('_', '-')}", str(getattr(config, name))]
+    words += ["--overlap"] if config.overlap else []
     return [*words, "--out", str(directory)]
 
 

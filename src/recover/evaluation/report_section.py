@@ -21,10 +21,9 @@ LABELS = {
 
 @dataclass(frozen=True, slots=True)
 class Circumstances:
-    """What was true while the runs were made."""
+    """How the runs are made again, and what is missing."""
 
     command: str
-    machine: str
     left_out: Sequence[str] = ()
     """Why runs that may be missing are."""
 
@@ -51,7 +50,7 @@ def section(
             else []
         ),
         experiment.explanation,
-        f"{_sentence(settings(traces))}. {circumstances.machine}. Every value: "
+        f"{_sentence(settings(traces))}. {surroundings(traces)} Every value: "
         f"[{name}.csv]({name}.csv). Made by",
         f"```\n{circumstances.command}\n```",
     ]
@@ -66,6 +65,20 @@ def settings(traces: Mapping[str, Trace]) -> str:
         if values and values != {0}:
             told.append(f"{label} {' / '.join(sorted(map(_plain, values), key=_by_size))}")
     return ", ".join(told)
+
+
+def surroundings(traces: Mapping[str, Trace]) -> str:
+    """Return machines, days, and how busy the machine was when each run began."""
+    told = [trace.settings for trace in traces.values() if "machine" in trace.settings]
+    if not told:
+        return ""
+    names = (sorted({str(one[name]) for one in told}) for name in ("machine", "date"))
+    loads = [float(str(one["load"])) for one in told]
+    where, when = (" / ".join(name) for name in names)
+    return (
+        f"{where}, {when}, load average {min(loads):.1f} to {max(loads):.1f} when runs began (what "
+        "the runs before them leave is in it)."
+    )
 
 
 def emulation(traces: Mapping[str, Trace]) -> str:

@@ -35,6 +35,11 @@ PARTS = {
     "extra": "extra microbatches",
 }
 """Components, in the order in which they are stacked."""
+PAPER_PARTS = (
+    ("run", "handling", "save", "restart", "load", "rerun"),
+    ("run", "handling", "recovery"),
+)
+"""The components that the paper tells of each system."""
 
 
 class Breakdown:
@@ -56,15 +61,13 @@ class Breakdown:
     full = Size(
         replicas=16,
         intervals=(2, 4, 8, 16, 32, 64),
-        failures=1,
         preset="nano",
-        restart_s=40.0,
+        restart_s=50.0,
     )
     quick = Size(
         replicas=2,
         accumulation=2,
         intervals=(8,),
-        failures=1,
         preset="nano",
         microbatch_ms=20.0,
         bandwidth_mbps=100.0,
@@ -94,12 +97,13 @@ class Breakdown:
         return list(rows)
 
     def beside(self, rows: Sequence[Row]) -> list[Row]:
-        """Return totals and their ratio for the intervals that both have."""
+        """Return the paper's components and ours for the intervals that both have."""
         lines: list[Row] = []
-        for interval, totals in paper.TOTALS.items():
-            ours = [number(row, "total") for row in those(rows, interval=interval)]
-            if ours:
-                lines.append({"N": interval} | _totals("paper", totals) | _totals("ours", ours))
+        for interval, parts in paper.PARTS.items():
+            for system, names, seconds in zip(SYSTEMS, PAPER_PARTS, parts, strict=True):
+                for ours in those(rows, interval=interval, system=system):
+                    theirs = _row(interval, system, dict(zip(names, seconds, strict=True)))
+                    lines += [_told("paper", theirs), _told("ours", ours)]
         return lines
 
     def words(self, rows: Sequence[Row]) -> list[str]:
@@ -201,15 +205,13 @@ def _hit_commit(trace: Trace, after: float) -> float:
     return next(c.time for c in trace.commits if c.time > after and c.step == hit)
 
 
-def _totals(whose: str, seconds: Sequence[float]) -> dict[str, Cell]:
-    restart, recover = seconds
-    return {
-        f"{whose}: checkpoint-restart, s": restart,
-        f"{whose}: ReCoVer, s": recover,
-        f"{whose}: ratio": restart / recover,
-    }
-
-
 def _row(interval: int, system: str, parts: Mapping[str, float]) -> dict[str, Cell]:
     cells = {part: parts.get(part) for part in PARTS}
     return {"interval": interval, "system": system, **cells, "total": sum(parts.values())}
+
+
+def _told(whose: str, row: Row) -> Row:
+    cells = {f"{label}, s": row[part] for part, label in PARTS.items()}
+    return {"N": row["interval"], "system": row["system"], "whose": whose, **cells} | {
+        "total, s": row["total"]
+    }

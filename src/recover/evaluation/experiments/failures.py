@@ -50,7 +50,7 @@ def settings(size: Size) -> tuple[Setting, ...]:
         ms, megabits = device.microbatch_ms, transferred_megabits(size.preset, size.replicas)
         mbps = megabits / device.all_reduce_s
     name = PAPER if size.restart_s else GIVEN
-    usual = Setting(name, _task(size, size.accumulation, interval, size.failures, ms, mbps))
+    usual = Setting(name, _task(size, size.accumulation, interval, size.lost, ms, mbps))
     if not size.variants:
         return (usual,)
     often = max(2, interval // OFTENER)
@@ -118,13 +118,10 @@ class Failures:
         "are as rare: the survivors need a second pass, which most of them spend as spares. That "
         "is the setting that suits ReCoVer least."
     )
-    full = Size(
-        replicas=16, failures=8, intervals=(16,), preset="nano", restart_s=40.0, variants=True
-    )
+    full = Size(replicas=16, intervals=(16,), preset="nano", restart_s=50.0, variants=True)
     quick = Size(
         replicas=3,
         accumulation=2,
-        failures=1,
         intervals=(4,),
         preset="nano",
         microbatch_ms=20.0,

@@ -1,6 +1,5 @@
 """Numbers out of traces, as the paper defines them. Layer: evaluation; pure. Paper: A.1."""
 
-import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -142,8 +141,11 @@ class Line:
 
     intercept: float
     slope: float
-    error: float
-    """Root mean square of what it leaves unexplained, in the unit of y."""
+
+    @property
+    def told(self) -> str:
+        """Return intercept and slope; the name of x goes behind them."""
+        return f"{self.intercept:.3g} {'-' if self.slope < 0 else '+'} {abs(self.slope):.3g}"
 
     def at(self, x: float) -> float:
         """Return the line's value."""
@@ -159,8 +161,7 @@ def fit(xs: Sequence[float], ys: Sequence[float]) -> Line:
     pairs = list(zip(xs, ys, strict=True))
     slope = sum((x - x_mean) * (y - y_mean) for x, y in pairs) / spread
     intercept = y_mean - slope * x_mean
-    error = math.sqrt(statistics.fmean((y - intercept - slope * x) ** 2 for x, y in pairs))
-    return Line(intercept, slope, error)
+    return Line(intercept, slope)
 
 
 def percent(value: float, of: float) -> float:

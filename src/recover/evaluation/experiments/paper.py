@@ -41,15 +41,16 @@ PROGRESS = (
     (234, 136.8, 239.3),
 )
 """Figure 8b: GPU-hours, millions of tokens of checkpoint-restart and of ReCoVer."""
-TOTALS = {
-    2: (249.0, 151.0),
-    4: (264.0, 160.0),
-    8: (285.0, 173.0),
-    16: (334.0, 202.0),
-    32: (426.0, 260.0),
-    64: (636.7, 386.0),
+PARTS = {
+    2: ((0.5, 132.8, 25.5, 71.0, 4.0, 15.2), (0.0, 142.0, 9.0)),
+    4: ((7.8, 132.0, 24.2, 74.7, 4.0, 21.3), (7.0, 143.0, 10.0)),
+    8: ((20.4, 131.9, 24.6, 69.8, 4.0, 34.3), (22.0, 142.0, 9.0)),
+    16: ((46.2, 132.4, 24.8, 68.3, 4.0, 58.3), (51.0, 142.0, 9.0)),
+    32: ((93.7, 132.3, 25.3, 71.0, 4.0, 99.7), (110.0, 141.0, 9.0)),
+    64: ((198.7, 131.7, 26.3, 71.0, 4.0, 205.1), (235.0, 141.0, 10.0)),
 }
-"""Figure 8c: seconds of checkpoint-restart and of ReCoVer by checkpoint interval."""
+"""Figure 8c, by checkpoint interval, in seconds. Checkpoint-restart: training, timeout and exit,
+save, restart initialization, load, rerun. ReCoVer: training, timeout, recovery."""
 
 TOKENS_PER_GPU = 4096 / 8
 """Tokens of a microbatch per GPU of a replica."""

@@ -46,8 +46,8 @@ class Peers:
         "keeps differs: torchrun starts a new replica in place of the dead one, the others go on "
         "with fewer; ReCoVer alone commits the step that was hit with all its microbatches."
     )
-    full = Size(replicas=4, accumulation=4, failures=2, intervals=(10,), seeds=3)
-    quick = Size(replicas=2, accumulation=2, failures=1, intervals=(4,), seeds=1)
+    full = Size(replicas=4, accumulation=4, intervals=(10,), seeds=3)
+    quick = Size(replicas=2, accumulation=2, intervals=(4,), seeds=1)
 
     def plan(self, size: Size) -> Mapping[str, Run]:
         """Plan round after round; the order changes, so that no system always comes first."""
@@ -154,7 +154,7 @@ class Peers:
 
 def _task(size: Size, seed: int) -> Task:
     interval = size.intervals[0]
-    kills = kills_every(interval, size.failures, size.replicas, seed)
+    kills = kills_every(interval, size.lost, size.replicas, seed)
     return Task(
         replicas=size.replicas,
         accumulation=size.accumulation,

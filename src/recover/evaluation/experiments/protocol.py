@@ -36,7 +36,8 @@ class Size:
     """Microbatches of each replica before the first failure."""
     steps: int = 0
     """0 where the failures decide it."""
-    failures: int = 0
+    failures: int | None = None
+    """Replicas to kill; None: half of them."""
     intervals: tuple[int, ...] = ()
     """Steps between failures, or between checkpoints."""
     seeds: int = 1
@@ -53,12 +54,18 @@ class Size:
     def __post_init__(self) -> None:
         for name in ("replicas", "accumulation", "seeds"):
             _require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
-        for name in ("steps", "failures", "seed", "microbatch_ms", "bandwidth_mbps", "restart_s"):
-            _require(getattr(self, name) >= 0, name, getattr(self, name), "at least 0")
+        for name in ("steps", "lost", "seed", "microbatch_ms", "bandwidth_mbps", "restart_s"):
+            option = "failures" if name == "lost" else name
+            _require(getattr(self, name) >= 0, option, getattr(self, name), "at least 0")
         for interval in self.intervals:
             even = interval >= 2 and interval % 2 == 0
             _require(even, "interval", interval, "an even number of steps")
-        _require(self.failures < self.replicas, "failures", self.failures, f"under {self.replicas}")
+        _require(self.lost < self.replicas, "failures", self.lost, f"under {self.replicas}")
+
+    @property
+    def lost(self) -> int:
+        """Replicas that are killed."""
+        return self.replicas // 2 if self.failures is None else self.failures
 
 
 class Run(Protocol):

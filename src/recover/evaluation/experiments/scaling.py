@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 RANKS = Path(__file__).with_name("scaling_ranks.py")
 TIMES = ("agreement", "noticing", "shrink", "census", "recovery")
+KILLS = 3
+"""Of a run, and no more than half of its ranks."""
 LAUNCH = "from recover.cli import app; app()"
 
 
@@ -115,19 +117,18 @@ class Scaling:
         "MPIX_Comm_shrink and an agreement. Recovery: SIGKILL until the survivors have agreed on "
         "the new membership. Of each event the slowest survivor counts; medians over events."
     )
-    full = Size(replicas=64, failures=3, seeds=3)
+    full = Size(replicas=64, seeds=3)
     quick = Size(replicas=4, failures=1, seeds=1)
 
     def plan(self, size: Size) -> Mapping[str, Run]:
         """Plan powers of two up to the number of replicas."""
         if size.replicas < 4:
             raise ValueError(f"--replicas must be at least 4 for a growth, got {size.replicas}")
+        kills = KILLS if size.failures is None else size.failures
         agreements = 200 if size.seeds > 1 else 20
         powers = [2**i for i in range(1, size.replicas.bit_length()) if 2**i <= size.replicas]
         return {
-            f"{ranks} ranks, round {place}": Ranks(
-                ranks, min(size.failures, ranks // 2), agreements, place
-            )
+            f"{ranks} ranks, round {place}": Ranks(ranks, min(kills, ranks // 2), agreements, place)
             for place in range(size.seeds)
             for ranks in powers
         }
@@ -163,62 +164,71 @@ class Scaling:
         return []
 
     def words(self, rows: Sequence[Row]) -> list[str]:
-        """Say for each time which growth fits better."""
+        """Say for each time which growth fits best, and how far off all of them are."""
         said = []
         for what in TIMES:
-            grown = growth(*medians(rows, what))
-            logarithmic, linear = grown.logarithmic, grown.linear
+            best, *others = growth(*medians(rows, what))
+            rest = ", ".join(f"{fit.form}: {100 * fit.off:.0f} %" for fit in others)
             said.append(
-                f"{what.capitalize()}: {grown.better} fits better; "
-                f"{logarithmic.intercept:.2f} + {logarithmic.slope:.2f} log2 n ms is off by "
-                f"{logarithmic.error:.2f} ms, {linear.intercept:.2f} + {linear.slope:.3f} n ms "
-                f"by {linear.error:.2f} ms."
+                f"{what.capitalize()}: {best.told} ms, off by {100 * best.off:.0f} % on average "
+                f"({rest})."
             )
         return said
 
     def draw(self, figure: "Figure", rows: Sequence[Row]) -> None:
-        """Draw medians and the fit that is better on two logarithmic axes."""
+        """Draw medians and the fit that is best on two logarithmic axes."""
         from recover.evaluation import figures
 
         axes = figure.subplots()
         shades = (figures.GREY, figures.GREEN, figures.ORANGE, figures.PURPLE, figures.BLUE)
+        least: list[float] = []
         for what, shade in zip(TIMES, shades, strict=True):
             ranks, ms = medians(rows, what)
-            grown = growth(ranks, ms)
-            axes.plot(ranks, ms, "o", color=shade, markersize=5, label=f"{what} ({grown.better})")
-            fitted = [at if (at := grown.at(n)) > 0 else math.nan for n in ranks]
-            axes.plot(ranks, fitted, color=shade, linewidth=1, alpha=0.7)
+            best, *_ = growth(ranks, ms)
+            axes.plot(ranks, ms, "o", color=shade, markersize=5, label=f"{what}: {best.told}")
+            between = [ranks[0] * (ranks[-1] / ranks[0]) ** (i / 100) for i in range(101)]
+            fitted = [at if (at := best.at(n)) > 0 else math.nan for n in between]
+            axes.plot(between, fitted, color=shade, linewidth=1, alpha=0.7)
+            least.append(min(ms))
         axes.set_xscale("log", base=2)
         figures.plain_log(axes)
+        axes.set_ylim(bottom=min(least) / 2)  # a fit may fall through zero
         sizes = medians(rows, TIMES[0])[0]
         axes.set_xticks(sizes, [f"{n:.0f}" for n in sizes])
         axes.set_xlabel("ranks on this machine")
-        axes.set_ylabel("milliseconds (median; line: better fit)")
+        axes.set_ylabel("milliseconds (medians; lines: best fits)")
         figures.legend(figure, axes)
 
 
 @dataclass(frozen=True, slots=True)
-class Growth:
-    """Both fits of a time against the number of ranks."""
+class Fit:
+    """A time in milliseconds as a function of the number of ranks n."""
 
-    logarithmic: measures.Line
-    linear: measures.Line
-
-    @property
-    def better(self) -> str:
-        """Name the fit that leaves less unexplained."""
-        return "a + b log2 n" if self.logarithmic.error < self.linear.error else "a + b n"
-
-    def at(self, ranks: float) -> float:
-        """Return the value of the better fit."""
-        if self.logarithmic.error < self.linear.error:
-            return self.logarithmic.at(math.log2(ranks))
-        return self.linear.at(ranks)
+    form: str
+    told: str
+    """The form with its numbers."""
+    at: Callable[[float], float]
+    off: float
+    """Mean of abs(fit / measured - 1)."""
 
 
-def growth(ranks: Sequence[float], ms: Sequence[float]) -> Growth:
-    """Fit a + b log2 n and a + b n."""
-    return Growth(measures.fit([math.log2(n) for n in ranks], ms), measures.fit(ranks, ms))
+def growth(ranks: Sequence[float], ms: Sequence[float]) -> list[Fit]:
+    """Fit logarithmic, linear and power-law growth by least squares; the least off comes first."""
+    slow = measures.fit([math.log2(n) for n in ranks], ms)
+    straight = measures.fit(ranks, ms)
+    power = measures.fit([math.log2(n) for n in ranks], [math.log2(one) for one in ms])
+    factor, exponent = 2**power.intercept, power.slope
+    forms: list[tuple[str, str, Callable[[float], float]]] = [
+        ("a + b log2 n", f"{slow.told} log2 n", lambda n: slow.at(math.log2(n))),
+        ("a + b n", f"{straight.told} n", straight.at),
+        ("a n^b", f"{factor:.3g} n^{exponent:.2f}", lambda n: factor * n**exponent),
+    ]
+    points = list(zip(ranks, ms, strict=True))
+    fits = [
+        Fit(form, told, at, statistics.fmean(abs(at(n) / one - 1) for n, one in points))
+        for form, told, at in forms
+    ]
+    return sorted(fits, key=lambda fit: fit.off)
 
 
 def medians(rows: Sequence[Row], what: str) -> tuple[list[float], list[float]]:

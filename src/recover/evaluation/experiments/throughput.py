@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 BEFORE, BETWEEN, AFTER = "before the first failure", "between failures 1 and 2", "after the last"
 HIT = "failure steps"
+TOLD = ("reference, tokens/s/replica", "ReCoVer, tokens/s/replica", "change, %")
+"""What is told of each phase."""
 
 
 class Throughput:
@@ -76,13 +78,12 @@ class Throughput:
             rates = column([row for row in static if number(row, "step") in steps], "rate")
             usual = column([row for row in reference if number(row, "step") in steps], "rate")
             mean, undisturbed = statistics.fmean(rates), statistics.fmean(usual)
+            told = (undisturbed, mean, measures.percent(mean, undisturbed))
             lines.append(
                 {
                     "phase": phase,
                     "steps": len(steps),
-                    "reference, tokens/s/replica": undisturbed,
-                    "ReCoVer, tokens/s/replica": mean,
-                    "ReCoVer vs reference, %": measures.percent(mean, undisturbed),
+                    **dict(zip(TOLD, told, strict=True)),
                     "slowest step": min(rates),
                     "fastest step": max(rates),
                 }
@@ -98,9 +99,7 @@ class Throughput:
                 "paper: reference, tokens/s/GPU": reference,
                 "paper: ReCoVer": recover,
                 "paper: change, %": measures.percent(recover, reference),
-                "ours: change, %": ours[phase]["ReCoVer vs reference, %"]
-                if phase in ours
-                else None,
+                **{f"ours: {name}": ours[phase][name] if phase in ours else None for name in TOLD},
             }
             for phase, (reference, recover) in zip(
                 (BEFORE, BETWEEN, AFTER), paper.PHASES, strict=True
