@@ -181,10 +181,9 @@ def write_csv(rows: Sequence[Row], file: Path) -> None:
 
 
 def surroundings() -> dict[str, object]:
-    """Return what a reader must know of machine and moment before believing a run's numbers."""
+    """Return what a reader must know of machine and day before believing a run's numbers."""
     return {
         "machine": f"{len(os.sched_getaffinity(0))} cores ({platform.machine()})",
-        "load": round(os.getloadavg()[0], 1),
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
     }
 

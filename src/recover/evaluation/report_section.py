@@ -50,7 +50,7 @@ def section(
             else []
         ),
         experiment.explanation,
-        f"{_sentence(settings(traces))}. {surroundings(traces)} Every value: "
+        f"{_sentence(settings(traces))}. {surroundings(traces)}. Every value: "
         f"[{name}.csv]({name}.csv). Made by",
         f"```\n{circumstances.command}\n```",
     ]
@@ -68,16 +68,11 @@ def settings(traces: Mapping[str, Trace]) -> str:
 
 
 def surroundings(traces: Mapping[str, Trace]) -> str:
-    """Return machines, days, and how busy the machine was when each run began."""
-    told = [trace.settings for trace in traces.values() if "machine" in trace.settings]
-    if not told:
-        return ""
-    names = (sorted({str(one[name]) for one in told}) for name in ("machine", "date"))
-    loads = [float(str(one["load"])) for one in told]
-    where, when = (" / ".join(name) for name in names)
-    return (
-        f"{where}, {when}, load average {min(loads):.1f} to {max(loads):.1f} when runs began (what "
-        "the runs before them leave is in it)."
+    """Return on what machines and days the runs were made."""
+    told = [trace.settings for trace in traces.values()]
+    return ", ".join(
+        " / ".join(sorted({str(one[name]) for one in told if name in one}))
+        for name in ("machine", "date")
     )
 
 
