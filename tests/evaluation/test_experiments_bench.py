@@ -90,8 +90,9 @@ def test_runs_on_file_are_not_made_again(tmp_path: Path) -> None:
     made: list[str] = []
     failing = Scripted("b", made, fails=True)
     series = bench.Bench((Two({"a": Scripted("a", made), "b": failing}),), tmp_path)
-    with pytest.raises(RecoverError, match=r"two: b: b is not installed; its files: .*work/b"):
+    with pytest.raises(RecoverError, match=r"two: b: b is not installed; now in .*failed/b"):
         bench.run_bench(series, silent())
+    assert (tmp_path / "failed" / "b").is_dir()
     assert made == ["a", "b"]
     assert not (tmp_path / "two.csv").exists()
 

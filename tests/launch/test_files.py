@@ -1,8 +1,10 @@
 """What launcher and ranks share through files: the board, logs, and the control directory."""
 
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -30,6 +32,39 @@ def test_a_long_phase_is_cut(tmp_path: Path) -> None:
     mine = Board(tmp_path / "board", 0)
     mine.beat("x" * 100)
     assert mine.read().phase == "x" * 40
+
+
+def test_a_writer_that_is_stopped_anywhere_leaves_its_last_beat(tmp_path: Path) -> None:
+    """A busy machine does that to ranks: it takes the core away in the middle of a beat."""
+    path = tmp_path / "board"
+    view = board.create(path, 1)
+    writer = subprocess.Popen([sys.executable, "-c", BEATS_FOR_EVER, str(path)])
+    try:
+        while not board.read_slot(view, 0).until:
+            assert writer.poll() is None
+        for _ in range(400):
+            os.kill(writer.pid, signal.SIGSTOP)
+            os.waitpid(writer.pid, os.WUNTRACED)
+            shown = board.read_slot(view, 0)
+            assert shown.phase == "working"
+            assert shown.step == shown.until == shown.beats - 1
+            os.kill(writer.pid, signal.SIGCONT)
+            time.sleep(0.0005)
+    finally:
+        writer.kill()
+        writer.wait()
+
+
+BEATS_FOR_EVER = """
+import sys
+from itertools import count
+from pathlib import Path
+from recover.launch.board import Board
+board = Board(Path(sys.argv[1]), 0)
+board.beat("working")
+for n in count(1):
+    board.progress(step=n, until=n)
+"""
 
 
 # --- following ---------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ Layer: evaluation. Everything impure of the experiments is here. A run whose tra
 made again: an interrupted series goes on where it stopped, and experiments share equal runs.
 
     DIR/raw/KEY.jsonl       the trace of a run
+    DIR/failed/KEY          the files of a run that failed
     DIR/NAME.csv .png .svg  an experiment's rows and figure
     DIR/NAME.md             its section of a report
 """
@@ -134,11 +135,21 @@ def _make(
             trace = run.perform(work, deadline_s=deadline_s, on_commit=on_commit)
         except RecoverError as error:
             if not run.optional:
-                raise RecoverError(f"{run.key}: {error}; its files: {work}") from error
+                kept = _set_aside(work)
+                raise RecoverError(f"{run.key}: {error}; now in {kept}") from error
             left_out[run.key] = str(error)
             return
     replace(trace, settings={**trace.settings, **around}).save(file)
     shutil.rmtree(work, ignore_errors=True)
+
+
+def _set_aside(work: Path) -> Path:
+    """Keep the files of a run that failed from the next try, which begins anew."""
+    kept = work.parent.parent / "failed" / work.name
+    shutil.rmtree(kept, ignore_errors=True)
+    kept.parent.mkdir(exist_ok=True)
+    work.rename(kept)
+    return kept
 
 
 def _write(

@@ -134,10 +134,12 @@ class Crew:
             )
 
     def _reason(self, name: str) -> str:
-        """Return the last line of any log that looks like an error, or else of this process's."""
+        """Return what our launcher says of a job, or a log's last line, one with an error first."""
         logs = [self.log(name), *sorted(self.logs.rglob("stderr.log"))]
-        last = [_last_line(log) for log in logs]
-        return next((line for line in last if "Error" in line), last[0])[:300]
+        said = [_lines(log) for log in logs]
+        ours = [line for line in said[0] if line.startswith("recover: ")]
+        errors = [lines[-1] for lines in said if "Error" in lines[-1]]
+        return [*ours, *errors, said[0][-1]][0][:300]
 
     def _ask(self) -> None:
         """Let launchers of their own clean up behind themselves, if they are quick."""
@@ -180,6 +182,6 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _last_line(log: Path) -> str:
+def _lines(log: Path) -> list[str]:
     said = log.read_text(encoding="utf-8", errors="replace").split("\n")
-    return next((line.strip() for line in reversed(said) if line.strip()), "nothing said")
+    return [line.strip() for line in said if line.strip()] or ["nothing said"]

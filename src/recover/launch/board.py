@@ -4,6 +4,10 @@ One memory-mapped file in the control directory, one slot per rank, one writer p
 two memory writes and no system call, so it may stand in the middle of a training step. A beat means
 *progress*: code that polls must not beat while it polls.
 
+A slot is a counter of beats and two bodies. Beat n writes the body that readers do not look at, and
+is published by the counter, in one store of eight bytes. So a writer that is stopped anywhere, for
+however long, leaves its last beat readable: a half-written body is never taken for a phase.
+
 Phases are free words. Those that begin with ``collective`` or ``repair`` mean that the rank waits
 for the others, so the next phase must be shown as soon as the wait is over: a rank that computes
 under such a name would be taken for one that is stuck. The launcher itself knows the phases below.
@@ -27,8 +31,8 @@ EXIT = "exit"
 """The last word: nothing is left to do but to end."""
 
 _BODY = struct.Struct("<dqq40s")  # monotonic time, step, until, phase
-_BEATS = struct.Struct("<Q")  # written last, so that a reader can tell a torn slot
-_SLOT_BYTES = 128
+_COUNTER_BYTES = 8
+_SLOT_BYTES = _COUNTER_BYTES + 2 * _BODY.size
 _PHASE_BYTES = 40
 
 
@@ -62,13 +66,13 @@ class Board:
         self._beats += 1
         _BODY.pack_into(
             self._map,
-            self._offset + _BEATS.size,
+            _body_at(self._offset, self._beats),
             time.monotonic(),
             self._step,
             self._until,
             phase.encode()[:_PHASE_BYTES],
         )
-        _BEATS.pack_into(self._map, self._offset, self._beats)
+        _counters(self._map)[self._offset // _COUNTER_BYTES] = self._beats
 
     def progress(self, *, step: int, until: int) -> None:
         """Say which step runs now, of a training that ends before step ``until``.
@@ -98,14 +102,25 @@ def create(path: Path, world_size: int) -> mmap.mmap:
 
 
 def read_slot(view: mmap.mmap, world_rank: int) -> Reading:
-    """Return what ``world_rank`` shows, reading again where it was just being written."""
-    offset = world_rank * _SLOT_BYTES
-    for _ in range(8):  # a beat takes a microsecond: more tries than it can spoil
-        (beats,) = _BEATS.unpack_from(view, offset)
-        at_s, step, until, phase = _BODY.unpack_from(view, offset + _BEATS.size)
-        if beats == _BEATS.unpack_from(view, offset)[0]:
-            break
-    return Reading(beats, at_s, step, until, phase.rstrip(b"\0").decode(errors="replace"))
+    """Return what ``world_rank`` has shown last, reading again where it went on meanwhile."""
+    offset, counters = world_rank * _SLOT_BYTES, _counters(view)
+    while True:  # ends: reading is quicker than a beat
+        beats = counters[offset // _COUNTER_BYTES]
+        at_s, step, until, phase = _BODY.unpack_from(view, _body_at(offset, beats))
+        if beats == counters[offset // _COUNTER_BYTES]:
+            return Reading(beats, at_s, step, until, phase.rstrip(b"\0").decode(errors="replace"))
+
+
+def _body_at(offset: int, beats: int) -> int:
+    return offset + _COUNTER_BYTES + beats % 2 * _BODY.size
+
+
+def _counters(view: mmap.mmap) -> "memoryview[int]":
+    """Return the board as numbers of eight bytes, each read or stored at once.
+
+    What ``struct`` packs is filled with zeros first, so a reader could see a counter of zero.
+    """
+    return memoryview(view).cast("Q")
 
 
 def _mapped(path: Path) -> mmap.mmap:

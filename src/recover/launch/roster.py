@@ -72,7 +72,7 @@ class Roster:
         for rank in self.living:
             state = self._state(rank)
             reading = board.read_slot(self._view, rank.world_rank)
-            rank.joined = reading.phase not in (board.START, board.JOIN)
+            rank.joined = rank.joined or reading.phase not in (board.START, board.JOIN)
             if state is not None:
                 sample = Sample(
                     reading.phase, reading.beats, reading.at_s, state.stopped, state.cpu_s
