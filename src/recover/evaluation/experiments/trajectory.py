@@ -142,11 +142,11 @@ class Trajectory:
             lines.append(
                 {
                     "step": step,
-                    "paper: reference": reference,
-                    "paper: ReCoVer": recover,
+                    "paper: reference": f"{reference:.3f}",
+                    "paper: ReCoVer": f"{recover:.3f}",
                     "paper: difference": recover - reference,
-                    "ours: reference": ours["reference"]["loss"] if ours else None,
-                    "ours: ReCoVer": ours["static"]["loss"] if ours else None,
+                    "ours: reference": _loss(ours["reference"]) if ours else None,
+                    "ours: ReCoVer": _loss(ours["static"]) if ours else None,
                     "ours: difference": ours["static"]["difference"] if ours else None,
                 }
             )
@@ -214,6 +214,10 @@ def _summary(run: str, rows: Sequence[Row]) -> Row:
         "largest |difference|": max(distances),
         "last loss": rows[-1]["loss"],
     }
+
+
+def _loss(row: Row) -> str:
+    return f"{number(row, 'loss'):.3f}"
 
 
 def _distances(line: Row) -> str:
